@@ -1,0 +1,88 @@
+// Package backend is the contract of what runs sandboxes of one kind of isolation. Implementations: container/native,
+// fake (tests). The suite in backend/conform runs over each of them.
+package backend
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/layers/plan"
+	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/sandbox"
+)
+
+// Handle is what a backend needs to find an instance again: opaque, versioned JSON that the caller journals.
+type Handle []byte
+
+// Exit is how an instance ended, by evidence in the order of walks A6; the caller's own intents come before it.
+type Exit struct {
+	Cause  sandbox.Cause
+	Detail string
+}
+
+// Usage is what an instance uses now.
+type Usage struct {
+	Memory     int64
+	MemoryPeak int64
+	CPU        time.Duration
+	Pids       int64
+	Disk       int64
+}
+
+// Backend runs sandboxes of one isolation class on this node.
+//
+// Order of calls: Probe; Recover once per journaled Handle; Sweep; the rest. Calls for one sandbox never overlap, calls
+// for different ones do. Start leaves a ready Instance or nothing; what a crash leaves bears the id in its name and
+// Sweep finds it. Recover starts nothing: errdefs.NotFound if the instance is gone.
+type Backend interface {
+	Probe(ctx context.Context) (node.Capabilities, error)
+	// Start builds the sandbox and returns when commands and files work. hard is the hard end for the keeper.
+	Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time) (Instance, error)
+	Recover(ctx context.Context, id sandbox.ID, h Handle) (Instance, error)
+	// Sweep removes every trace of sandboxes for which keep is false, whoever left them.
+	Sweep(ctx context.Context, keep func(sandbox.ID) bool) error
+	Close() error
+}
+
+// Exec are the kernel objects that one command needs beside its pipes.
+type Exec interface {
+	// Stdio with only Cgroup set; the caller adds the streams.
+	Stdio() chronus.Stdio
+	// Kill ends every process of the command's tree, at once and surely.
+	Kill() error
+	// KillFile is the open cgroup.kill for the keeper; it stays the Exec's.
+	KillFile() *os.File
+	// Signal sends to every process of the tree.
+	Signal(sig int) error
+	// CPU is the time that the tree has used.
+	CPU() (time.Duration, error)
+	// Pids lists host pids of the tree.
+	Pids() ([]int, error)
+	// Remove gives the objects back; processes that are left stay in the sandbox.
+	Remove() error
+}
+
+// Instance is one running sandbox.
+type Instance interface {
+	Handle() Handle
+	Channel() chronus.Channel
+	// UIDBase is the host id of root inside.
+	UIDBase() uint32
+	// Enforcement names the mechanism of each limit and feature in force.
+	Enforcement() map[string]string
+	// NewExec makes what command number needs, or finds it again after a restart.
+	NewExec(ctx context.Context, number int64) (Exec, error)
+	// OOMKills counts kills by the out-of-memory killer so far.
+	OOMKills() (int64, error)
+	Usage(ctx context.Context) (Usage, error)
+	// Update changes limits in place.
+	Update(ctx context.Context, l sandbox.Limits) error
+	// Stop sends TERM to what runs, waits grace, kills all, waits until no process is left and gives every resource
+	// back. Idempotent.
+	Stop(ctx context.Context, grace time.Duration) (Exit, error)
+	// Done is closed when PID 1 is gone or the line to it broke, for whatever reason; Exit then tells the evidence.
+	Done() <-chan struct{}
+	Exit() Exit
+}
