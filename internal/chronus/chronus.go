@@ -77,6 +77,9 @@ type Exit struct {
 	CPU    time.Duration // user + system of the process and the children that it waited for
 	MaxRSS int64         // bytes
 	Wall   time.Duration // by the inside's monotonic clock, from start to end
+	// Failed says that the command never ran. Only for one that Hello listed while it was still starting; whoever calls
+	// Spawn gets the error from there.
+	Failed *StartError
 }
 
 // InForce is what the inside reports as applied; less than what was asked for is a failed start.

@@ -4,7 +4,8 @@
 // The keeper is a process of its own (`sandsea keeper`) that outlives the edge. It holds control sockets, pidfds,
 // standard streams and cgroup.kill descriptors; splices output into record files; and writes to cgroup.kill when a
 // deadline comes, edge alive or not. It decides nothing else and never reads a control socket. The edge reaches it
-// over a SOCK_SEQPACKET unix socket at DIR/run/keeper.sock; both ends check the peer's uid 0 and the data directory's id.
+// over a SOCK_SEQPACKET unix socket at DIR/run/keeper.sock; both ends check the peer's uid 0 and the data directory's
+// id.
 //
 // When the keeper dies, the edge starts another and sends every descriptor and deadline again; children wait
 // milliseconds. When the edge dies, its successor takes them all from Roster.
@@ -33,8 +34,11 @@ type Sandbox struct {
 	Kill    *os.File // cgroup.kill of the sandbox's v2 cgroup, open for writing
 	// Hard is when the sandbox is killed, in wall time; zero: never.
 	Hard time.Time
-	// Budget bounds the bytes kept of all its streams together.
+	// Budget bounds the bytes kept of all its streams together, released ones included; 0: none. Each stream keeps at
+	// least record.FloorCaps.
 	Budget int64
+	// Suspended: the clocks of its commands stand still, as after Suspend.
+	Suspended bool
 }
 
 // Stream is one recorded stream.
@@ -42,6 +46,8 @@ type Stream struct {
 	Stream record.Stream
 	Pipe   *os.File // read end
 	File   *os.File // the record, open for reading and writing; recording goes on at its size
+	// Pins are never punched, see Pinner.
+	Pins []record.Range
 }
 
 // Exec is what is held and recorded for one command.
@@ -90,9 +96,9 @@ type Event struct {
 	Size int64
 }
 
-// Client is the edge's end. Hold and Record return when the descriptors are kept: start nothing before. Repeats with the
-// same key are no-ops. The files given stay the caller's. After a broken connection every call is errdefs.Unavailable;
-// the edge starts another keeper, connects again and repeats all Holds and Records.
+// Client is the edge's end. Hold and Record return when the descriptors are kept: start nothing before. Repeats with
+// the same key are no-ops. The files given stay the caller's. After a broken connection every call is
+// errdefs.Unavailable; the edge starts another keeper, connects again and repeats all Holds and Records.
 type Client interface {
 	Hold(ctx context.Context, s Sandbox) error
 	Record(ctx context.Context, e Exec) error
@@ -113,4 +119,11 @@ type Client interface {
 	Events() iter.Seq2[Event, error]
 	Ack(seq uint64) error
 	Close() error
+}
+
+// Pinner is what a Client can do beside: Pin keeps a range of a stream from being punched, so that the range that a
+// finished command's answer names stays readable while a child of the command writes on. Ranges add up; they end with
+// the command's Release, and a Record for a new keeper brings them along in Stream.Pins.
+type Pinner interface {
+	Pin(ctx context.Context, k Key, s record.Stream, r record.Range) error
 }

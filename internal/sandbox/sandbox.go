@@ -2,11 +2,7 @@
 // state changes (Next), why it ended (Cause), and the digest of a request that an idempotency key stands for.
 package sandbox
 
-import (
-	"time"
-
-	"github.com/sandsea/sandsea/internal/node"
-)
+import "time"
 
 // State is where a sandbox stands. Nothing leaves Ended.
 type State string
@@ -123,16 +119,6 @@ type Spec struct {
 	ParentSeq   int64
 }
 
-// Validate checks every field, fills the defaults and returns the complete Spec. An error is errdefs.Invalid, names the
-// field in the words of the API ("limits.memory_bytes") and the bound; a network rule that allows anything is
-// FailedPrecondition, since no egress is built yet.
-func (s Spec) Validate() (Spec, error) { panic("not written") }
-
-// Missing gives the first feature that the spec needs and c does not enforce, and the field that needs it.
-func (s Spec) Missing(c node.Capabilities) (f node.Feature, field string, missing bool) {
-	panic("not written")
-}
-
 // EventKind is what happened to a sandbox.
 type EventKind string
 
@@ -181,7 +167,3 @@ type Status struct {
 	State State
 	End   End
 }
-
-// Next is the only place where a sandbox changes state. Pure and total: an event that cannot happen in s is
-// FailedPrecondition, and the status is returned unchanged. Suite: every pair of state and event.
-func Next(s Status, e Event) (Status, []Action, error) { panic("not written") }

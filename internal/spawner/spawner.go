@@ -18,8 +18,9 @@ type Spec struct {
 	ID string
 	// Cgroup is the sandbox's v2 cgroup directory; the child is born in it.
 	Cgroup *os.File
-	// Procs are cgroup.procs files of v1 controllers, written with the child's pid before Spawn returns.
-	Procs []*os.File
+	// Tasks are tasks files of v1 controllers, open for writing: the child enters those groups by itself, before anything
+	// else. (Moving it from outside would stop all forks of the machine for milliseconds.)
+	Tasks []*os.File
 	// Root is the detached mount of the composed root file system, Dev that of /dev, Sys that of /sys (may be nil);
 	// they become descriptors 4, 5 and 6 of sandsea-init beside the control socket, 3.
 	Root, Dev, Sys *os.File

@@ -35,7 +35,8 @@ type Usage struct {
 //
 // Order of calls: Probe; Recover once per journaled Handle; Sweep; the rest. Calls for one sandbox never overlap, calls
 // for different ones do. Start leaves a ready Instance or nothing; what a crash leaves bears the id in its name and
-// Sweep finds it. Recover starts nothing: errdefs.NotFound if the instance is gone.
+// Sweep finds it. Recover starts nothing: errdefs.NotFound if the instance is gone. One whose PID 1 died while no edge
+// was there may be found still: it is done, and tells the evidence.
 type Backend interface {
 	Probe(ctx context.Context) (node.Capabilities, error)
 	// Start builds the sandbox and returns when commands and files work. hard is the hard end for the keeper.
@@ -67,6 +68,8 @@ type Exec interface {
 // Instance is one running sandbox.
 type Instance interface {
 	Handle() Handle
+	// Channel of an instance from Start has been greeted, and nothing runs. After Recover the caller greets: Hello then
+	// lists what lives and what ended unacknowledged.
 	Channel() chronus.Channel
 	// UIDBase is the host id of root inside.
 	UIDBase() uint32

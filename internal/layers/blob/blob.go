@@ -30,3 +30,23 @@ type Store interface {
 type Local interface {
 	Path(ctx context.Context, d image.Digest) (string, error)
 }
+
+// Creator is implemented by stores that take bytes whose digest is known only at their end.
+type Creator interface {
+	Store
+	// Create stages a new blob. Nothing of it is visible before Commit.
+	Create(ctx context.Context) (Writer, error)
+}
+
+// Writer is a blob in the making. It is used by one goroutine. ReadAt reads back what has been written.
+type Writer interface {
+	io.Writer
+	io.ReaderAt
+	// Digest is that of all that has been written so far.
+	Digest() image.Digest
+	// Commit makes the blob visible and durable and returns its digest; a blob that is there already is success. The
+	// writer is finished after it, also when it failed.
+	Commit(ctx context.Context) (image.Digest, error)
+	// Abort removes what was staged. After Commit, or again, it does nothing.
+	Abort() error
+}

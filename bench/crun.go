@@ -1,0 +1,361 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// CrunConfig says how crun is run.
+type CrunConfig struct {
+	// Rootfs is the root file system, a directory.
+	Rootfs string
+	// Dir is scratch space; what is made in it is removed by Close. It should lie on the file system that the other
+	// peers write to.
+	Dir string
+	// Args is what runs. It must go on until it is killed. Default: /bin/sleep 3600.
+	Args []string
+	// Overlay gives each container a writable layer of its own over Rootfs, made within the measured time. Without it
+	// the root is read-only.
+	Overlay bool
+	// Memory in bytes, CPUMillis and Pids limit each container where crun can do that.
+	Memory, CPUMillis, Pids int64
+	// Workers is how many calls of Once may overlap. 0: one per CPU.
+	Workers int
+}
+
+// startLimit bounds one container's start, and its end.
+const startLimit = 30 * time.Second
+
+// Crun measures crun: from the call of `crun run --detach`, one process that does create and start, until the container
+// runs its own program. The configuration is what `crun spec` gives, with the program, limits and a network namespace.
+// Needs root.
+//
+// crun refuses machines on which control groups are hybrid. There it gets a private mount namespace that shows it the
+// v2 tree alone, which has no controllers, so that its containers have no limits: a difference in its favour.
+type Crun struct {
+	cfg    CrunConfig
+	path   string
+	dir    string // ours in cfg.Dir
+	spec   []byte
+	hybrid bool
+	cgroup string
+	serial atomic.Int64
+	work   chan job
+	wg     sync.WaitGroup
+}
+
+type job struct {
+	ctx   context.Context
+	reply chan outcome
+}
+
+type outcome struct {
+	took time.Duration
+	err  error
+}
+
+// NewCrun makes the peer.
+func NewCrun(cfg CrunConfig) *Crun {
+	if len(cfg.Args) == 0 {
+		cfg.Args = []string{"/bin/sleep", "3600"}
+	}
+	if cfg.Workers == 0 {
+		cfg.Workers = runtime.NumCPU()
+	}
+	return &Crun{cfg: cfg, work: make(chan job)}
+}
+
+// Name of the peer.
+func (c *Crun) Name() string { return "crun" }
+
+// Prepare finds crun and starts the threads that call it.
+func (c *Crun) Prepare(ctx context.Context) (err error) {
+	if c.path, err = exec.LookPath("crun"); err != nil {
+		return err
+	}
+	if st, err := os.Stat(c.cfg.Rootfs); err != nil || !st.IsDir() {
+		return errors.Join(fmt.Errorf("root file system %s is not a directory", c.cfg.Rootfs), err)
+	}
+	table, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return err
+	}
+	c.hybrid = layout(table) == "hybrid"
+	if c.dir, err = os.MkdirTemp(c.cfg.Dir, "bench-crun-"); err != nil {
+		return err
+	}
+	c.cgroup = "sandsea-bench-" + strconv.Itoa(os.Getpid())
+	if c.spec, err = c.makeSpec(ctx); err != nil {
+		return err
+	}
+	ready := make(chan error, c.cfg.Workers)
+	for range c.cfg.Workers {
+		c.wg.Go(func() { c.worker(ready) })
+	}
+	for range c.cfg.Workers {
+		err = errors.Join(err, <-ready)
+	}
+	return err
+}
+
+// makeSpec takes crun's own configuration and changes what a sandbox needs.
+func (c *Crun) makeSpec(ctx context.Context) ([]byte, error) {
+	dir := filepath.Join(c.dir, "spec")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, c.path, "spec")
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("crun spec: %w: %s", err, bytes.TrimSpace(out))
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	var spec map[string]any
+	if err := json.Unmarshal(b, &spec); err != nil {
+		return nil, fmt.Errorf("crun spec: %w", err)
+	}
+	process, ok := spec["process"].(map[string]any)
+	linux, ok2 := spec["linux"].(map[string]any)
+	if !ok || !ok2 {
+		return nil, errors.New("crun spec: no process or linux in it")
+	}
+	process["terminal"] = false
+	process["args"] = c.cfg.Args
+	spec["root"] = map[string]any{"path": "rootfs", "readonly": !c.cfg.Overlay}
+	spaces := []map[string]any{}
+	for _, kind := range []string{"pid", "network", "ipc", "uts", "mount", "cgroup"} {
+		spaces = append(spaces, map[string]any{"type": kind})
+	}
+	linux["namespaces"] = spaces
+	delete(linux, "resources")
+	if !c.hybrid {
+		resources := map[string]any{}
+		if c.cfg.Memory > 0 {
+			resources["memory"] = map[string]any{"limit": c.cfg.Memory}
+		}
+		if c.cfg.CPUMillis > 0 {
+			resources["cpu"] = map[string]any{"quota": c.cfg.CPUMillis * 100, "period": 100_000}
+		}
+		if c.cfg.Pids > 0 {
+			resources["pids"] = map[string]any{"limit": c.cfg.Pids}
+		}
+		linux["resources"] = resources
+	}
+	// Replaced for each container.
+	linux["cgroupsPath"] = "/" + c.cgroup + "/" + placeholder
+	return json.Marshal(spec)
+}
+
+const placeholder = "@name@"
+
+// worker calls crun from a thread that sees the machine as crun wants it.
+func (c *Crun) worker(ready chan<- error) {
+	// Never unlocked when the namespace was changed: the thread ends with this goroutine.
+	runtime.LockOSThread()
+	if syscall.Gettid() == syscall.Getpid() {
+		// The first thread never ends, so it must not be changed. Held here, it leaves another one to the worker.
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.worker(ready)
+		}()
+		<-done
+		runtime.UnlockOSThread()
+		return
+	}
+	if err := c.view(); err != nil {
+		ready <- err
+		return
+	}
+	ready <- nil
+	for j := range c.work {
+		took, err := c.once(j.ctx)
+		j.reply <- outcome{took, err}
+	}
+}
+
+// view gives the calling thread a mount namespace of its own, in which overlays are mounted and, on a hybrid machine,
+// the v2 tree is all that there is of control groups.
+func (c *Crun) view() error {
+	if err := syscall.Unshare(syscall.CLONE_NEWNS | syscall.CLONE_FS); err != nil {
+		return fmt.Errorf("mount namespace for crun: %w", err)
+	}
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("mount namespace for crun: %w", err)
+	}
+	if !c.hybrid {
+		return nil
+	}
+	if err := syscall.Mount("none", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
+		return fmt.Errorf("show crun the v2 tree: %w", err)
+	}
+	return nil
+}
+
+// Once starts a container, ends it and removes it.
+func (c *Crun) Once(ctx context.Context) (time.Duration, error) {
+	j := job{ctx, make(chan outcome, 1)}
+	select {
+	case c.work <- j:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	o := <-j.reply
+	return o.took, o.err
+}
+
+func (c *Crun) once(ctx context.Context) (took time.Duration, err error) {
+	ctx, stop := context.WithTimeout(ctx, startLimit)
+	defer stop()
+	name := fmt.Sprintf("b%d", c.serial.Add(1))
+	bundle := filepath.Join(c.dir, name)
+	for _, d := range []string{"", "rootfs", "upper", "work"} {
+		if err := os.Mkdir(filepath.Join(bundle, d), 0o755); err != nil {
+			return 0, err
+		}
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(bundle)) }()
+	spec := bytes.Replace(c.spec, []byte(placeholder), []byte(name), 1)
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600); err != nil {
+		return 0, err
+	}
+	root := filepath.Join(bundle, "rootfs")
+	pidFile := filepath.Join(bundle, "pid")
+	// A file, not a pipe: the container inherits it and would keep a pipe open.
+	stderr, err := os.Create(filepath.Join(bundle, "stderr"))
+	if err != nil {
+		return 0, err
+	}
+	defer stderr.Close()
+
+	begin := time.Now()
+	if c.cfg.Overlay {
+		options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", c.cfg.Rootfs, filepath.Join(bundle, "upper"),
+			filepath.Join(bundle, "work"))
+		err = syscall.Mount("overlay", root, "overlay", 0, options)
+	} else {
+		err = syscall.Mount(c.cfg.Rootfs, root, "", syscall.MS_BIND|syscall.MS_REC, "")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("mount the root: %w", err)
+	}
+	defer func() {
+		if umountErr := syscall.Unmount(root, syscall.MNT_DETACH); umountErr != nil {
+			err = errors.Join(err, fmt.Errorf("unmount the root: %w", umountErr))
+		}
+	}()
+	run := c.command(ctx, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, name)
+	run.Stderr = stderr
+	runErr := run.Run()
+	defer func() { err = errors.Join(err, c.remove(ctx, name)) }()
+	if runErr != nil {
+		said, _ := os.ReadFile(stderr.Name())
+		return 0, fmt.Errorf("crun run: %w: %s", runErr, bytes.TrimSpace(said))
+	}
+	if err := c.awaitProgram(ctx, pidFile); err != nil {
+		return 0, err
+	}
+	return time.Since(begin), nil
+}
+
+func (c *Crun) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, c.path, append([]string{"--root", filepath.Join(c.dir, "state")}, args...)...)
+	cmd.Dir = c.dir
+	return cmd
+}
+
+// awaitProgram returns when the container's process runs its own program and crun's no more.
+func (c *Crun) awaitProgram(ctx context.Context, pidFile string) error {
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return err
+	}
+	link := "/proc/" + strings.TrimSpace(string(b)) + "/exe"
+	want := filepath.Base(c.cfg.Args[0])
+	if real, err := filepath.EvalSymlinks(filepath.Join(c.cfg.Rootfs, c.cfg.Args[0])); err == nil {
+		want = filepath.Base(real)
+	}
+	for {
+		exe, err := os.Readlink(link)
+		if err != nil {
+			return fmt.Errorf("the container ended at once: %w", err)
+		}
+		if filepath.Base(exe) == want {
+			return nil
+		}
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("the container still runs %s: %w", exe, err)
+		}
+		runtime.Gosched()
+	}
+}
+
+// remove ends a container. After a failed start there may be none.
+func (c *Crun) remove(ctx context.Context, name string) error {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer stop()
+	if _, err := os.Stat(filepath.Join(c.dir, "state", name)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if out, err := c.command(ctx, "delete", "--force", name).CombinedOutput(); err != nil {
+		return fmt.Errorf("crun delete: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// Notes say what differs from other peers.
+func (c *Crun) Notes() []string {
+	root := "read-only root"
+	if c.cfg.Overlay {
+		root = "overlay root"
+	}
+	notes := []string{fmt.Sprintf("crun: run --detach as one process, %s, its own default configuration with a network"+
+		" namespace; no user namespace, no seccomp filter, no disk limit", root)}
+	if c.hybrid {
+		notes = append(notes, "crun refuses hybrid control groups: it sees the v2 tree alone and enforces no memory, cpu or"+
+			" pids limit here")
+	}
+	return notes
+}
+
+// Close removes everything.
+func (c *Crun) Close() error {
+	if c.work != nil {
+		close(c.work)
+		c.work = nil
+	}
+	c.wg.Wait()
+	var errs []error
+	if c.dir != "" {
+		errs = append(errs, os.RemoveAll(c.dir))
+	}
+	if c.cgroup != "" {
+		table, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+		errs = append(errs, err)
+		for _, m := range table {
+			err := os.Remove(filepath.Join(m.Mountpoint, c.cgroup))
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

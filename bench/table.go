@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+)
+
+// quiet is the part of stolen time up to which figures are good.
+const quiet = 0.05
+
+// WriteTable writes a document for people.
+func WriteTable(w io.Writer, d Document) error {
+	var b strings.Builder
+	if d.Title != "" {
+		fmt.Fprintf(&b, "%s; %s apart\n", d.Title, count(d.Warmup, "warm-up"))
+	}
+	rates := map[string]float64{}
+	for _, r := range d.Results {
+		if r.Value != nil && r.Unit == "1/s" {
+			rates[r.Of] = *r.Value
+		}
+	}
+	rows := [][]string{{"", "n", "p50", "p90", "p99", "max", "rate"}}
+	for _, r := range d.Results {
+		if r.Value != nil {
+			continue
+		}
+		row := []string{r.Of, fmt.Sprint(r.N)}
+		for _, v := range []*float64{r.P50, r.P90, r.P99, r.Max} {
+			if v == nil {
+				row = append(row, "-")
+				continue
+			}
+			row = append(row, number(*v)+" "+r.Unit)
+		}
+		if v, ok := rates[r.Of]; ok {
+			row = append(row, fmt.Sprintf("%.0f/s", v))
+		} else {
+			row = append(row, "-")
+		}
+		rows = append(rows, row)
+	}
+	writeRows(&b, rows)
+	var ends []string
+	for _, r := range d.Results {
+		if r.Against == "" || r.Value == nil {
+			continue
+		}
+		v, low, high, word := *r.Value, *r.Low, *r.High, "faster"
+		if v < 1 {
+			v, low, high, word = 1/v, 1/high, 1/low, "slower"
+		}
+		than := ""
+		if countPeers(d) > 2 {
+			than = " than " + r.Against
+		}
+		ends = append(ends, fmt.Sprintf("%s is %.1f times %s%s at p50 (95 %%: %.1f to %.1f)", r.Of, v, word, than, low, high))
+	}
+	ends = append(ends, count(d.Failures, "failure"), fmt.Sprintf("%.0f s", d.Seconds))
+	b.WriteString(strings.Join(ends, "; ") + "\n")
+	kernel, _, _ := strings.Cut(d.Machine.Kernel, "-")
+	verdict := "quiet enough"
+	if d.Steal > quiet {
+		verdict = "too much to trust these figures"
+	}
+	fmt.Fprintf(&b, "%s, Linux %s, cgroup %s; steal %.1f %%: %s\n", count(d.Machine.CPUs, "CPU"), kernel, d.Machine.Cgroup,
+		d.Steal*100, verdict)
+	for _, n := range d.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	for _, e := range d.Errors {
+		fmt.Fprintf(&b, "failed: %s\n", e)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// count says how many.
+func count(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return fmt.Sprintf("%d %ss", n, of)
+}
+
+func countPeers(d Document) int {
+	n := 0
+	for _, r := range d.Results {
+		if r.Value == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// number has one decimal, and more where there would be nothing else.
+func number(v float64) string {
+	if v < 0.1 && v > 0 {
+		return fmt.Sprintf("%.3f", math.Max(v, 0.001))
+	}
+	return fmt.Sprintf("%.1f", v)
+}
+
+// writeRows sets the first column left and the others right, two blanks apart.
+func writeRows(b *strings.Builder, rows [][]string) {
+	width := make([]int, len(rows[0]))
+	for _, r := range rows {
+		for i, c := range r {
+			width[i] = max(width[i], len(c))
+		}
+	}
+	for _, r := range rows {
+		fmt.Fprintf(b, "%-*s", width[0], r[0])
+		for i, c := range r[1:] {
+			fmt.Fprintf(b, "  %*s", width[i+1], c)
+		}
+		b.WriteByte('\n')
+	}
+}

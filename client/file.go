@@ -1,0 +1,146 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+
+	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+)
+
+// chunk is the size of a streamed piece of a file.
+const chunk = 256 << 10
+
+// ReadFile copies a file of the sandbox to w and returns what was read of it.
+func (s *Sandbox) ReadFile(ctx context.Context, req *sandseav1.ReadFileRequest, w io.Writer) (*sandseav1.FileInfo, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	req.Id = s.ID
+	stream, err := s.c.Files.Read(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
+	var info *sandseav1.FileInfo
+	for stream.Receive() {
+		if i := stream.Msg().GetInfo(); i != nil {
+			info = i
+		}
+		if _, err := w.Write(stream.Msg().GetData()); err != nil {
+			return info, fmt.Errorf("write what was read of %s: %w", req.GetPath(), err)
+		}
+	}
+	return info, stream.Err()
+}
+
+// WriteFile replaces a file of the sandbox with what r gives.
+func (s *Sandbox) WriteFile(ctx context.Context, h *sandseav1.WriteFileHeader, r io.Reader) (*sandseav1.FileInfo, error) {
+	h.Id = s.ID
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream := s.c.Files.Write(ctx)
+	err := stream.Send(&sandseav1.WriteFileRequest{Header: h})
+	if err == nil {
+		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.WriteFileRequest{Data: b}) })
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		// The cancel makes the server drop the half-written file.
+		cancel(err)
+		return nil, err
+	}
+	res, err := stream.CloseAndReceive()
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetInfo(), nil
+}
+
+// Stat describes a file.
+func (s *Sandbox) Stat(ctx context.Context, req *sandseav1.StatFileRequest) (*sandseav1.FileInfo, error) {
+	req.Id = s.ID
+	res, err := s.c.Files.Stat(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetInfo(), nil
+}
+
+// ListFiles lists a directory.
+func (s *Sandbox) ListFiles(ctx context.Context, req *sandseav1.ListFilesRequest) ([]*sandseav1.FileInfo, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	req.Id = s.ID
+	stream, err := s.c.Files.List(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
+	var out []*sandseav1.FileInfo
+	for stream.Receive() {
+		out = append(out, stream.Msg().GetFiles()...)
+	}
+	return out, stream.Err()
+}
+
+// UploadTar unpacks a tar stream below a directory of the sandbox.
+func (s *Sandbox) UploadTar(ctx context.Context, h *sandseav1.UploadTarHeader, r io.Reader) (*sandseav1.UploadTarResponse, error) {
+	h.Id = s.ID
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream := s.c.Files.UploadTar(ctx)
+	err := stream.Send(&sandseav1.UploadTarRequest{Header: h})
+	if err == nil {
+		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.UploadTarRequest{Data: b}) })
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		cancel(err)
+		return nil, err
+	}
+	res, err := stream.CloseAndReceive()
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg, nil
+}
+
+// DownloadTar writes a file or tree of the sandbox to w as a tar stream and returns what was left out of it.
+func (s *Sandbox) DownloadTar(ctx context.Context, req *sandseav1.DownloadTarRequest, w io.Writer) ([]string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	req.Id = s.ID
+	stream, err := s.c.Files.DownloadTar(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
+	var skipped []string
+	for stream.Receive() {
+		skipped = append(skipped, stream.Msg().GetSkipped()...)
+		if _, err := w.Write(stream.Msg().GetData()); err != nil {
+			return skipped, fmt.Errorf("write what was read of %s: %w", req.GetPath(), err)
+		}
+	}
+	return skipped, stream.Err()
+}
+
+// pump sends r in chunks until its end.
+func pump(r io.Reader, send func([]byte) error) error {
+	buf := make([]byte, chunk)
+	for {
+		n, err := io.ReadFull(r, buf)
+		if n > 0 {
+			if serr := send(buf[:n]); serr != nil {
+				return serr
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read what is to be written: %w", err)
+		}
+	}
+}

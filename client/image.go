@@ -1,0 +1,51 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"connectrpc.com/connect"
+
+	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+)
+
+// UploadImage hands an archive to the server and returns the name under which ImportImage finds it.
+func (c *Client) UploadImage(ctx context.Context, r io.Reader) (string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream := c.Images.Upload(ctx)
+	if err := pump(r, func(b []byte) error {
+		return stream.Send(&sandseav1.UploadImageRequest{Data: b})
+	}); err != nil && !errors.Is(err, io.EOF) {
+		cancel(err)
+		return "", err
+	}
+	res, err := stream.CloseAndReceive()
+	if err != nil {
+		return "", err
+	}
+	return res.Msg.GetUpload(), nil
+}
+
+// ImportImage makes an image; progress is called for every step and may be nil. existed says that an equal one was here.
+func (c *Client) ImportImage(ctx context.Context, req *sandseav1.ImportImageRequest,
+	progress func(*sandseav1.ImportProgress),
+) (img *sandseav1.Image, existed bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream, err := c.Images.Import(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, false, err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if p := stream.Msg().GetProgress(); p != nil && progress != nil {
+			progress(p)
+		}
+		if i := stream.Msg().GetImage(); i != nil {
+			img, existed = i, stream.Msg().GetExisted()
+		}
+	}
+	return img, existed, stream.Err()
+}

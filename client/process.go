@@ -1,0 +1,89 @@
+package client
+
+import (
+	"context"
+	"iter"
+
+	"connectrpc.com/connect"
+
+	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+)
+
+// Shell is a command line for bash, or for sh where an image has no bash: the shell is the first argument.
+func Shell(line string) *sandseav1.Command {
+	return &sandseav1.Command{Argv: []string{"/bin/sh", "-c", line}}
+}
+
+// Argv is a command without a shell.
+func Argv(argv ...string) *sandseav1.Command { return &sandseav1.Command{Argv: argv} }
+
+// Run runs a command to its end. When ctx ends first, the command's whole tree is killed.
+func (s *Sandbox) Run(ctx context.Context, cmd *sandseav1.Command) (*sandseav1.RunResponse, error) {
+	return s.RunRequest(ctx, &sandseav1.RunRequest{Command: cmd})
+}
+
+// RunRequest is Run with all that a request can say; the id is filled in.
+func (s *Sandbox) RunRequest(ctx context.Context, req *sandseav1.RunRequest) (*sandseav1.RunResponse, error) {
+	req.Id = s.ID
+	res, err := s.c.Processes.Run(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg, nil
+}
+
+// Start starts a command and yields its story: started, output, exited. Leaving the loop early ends the stream, and
+// with it the command unless the request is detached or has a key.
+func (s *Sandbox) Start(ctx context.Context, req *sandseav1.StartRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
+	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		req.Id = s.ID
+		stream, err := s.c.Processes.Start(ctx, connect.NewRequest(req))
+		receive(stream, err, func(m *sandseav1.StartResponse, err error) bool { return yield(m.GetEvent(), err) })
+	}
+}
+
+// Attach yields the record of a process from byte offsets, while it runs and after its end.
+func (s *Sandbox) Attach(ctx context.Context, req *sandseav1.AttachRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
+	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		req.Id = s.ID
+		stream, err := s.c.Processes.Attach(ctx, connect.NewRequest(req))
+		receive(stream, err, func(m *sandseav1.AttachResponse, err error) bool { return yield(m.GetEvent(), err) })
+	}
+}
+
+// SendInput writes to a process's standard input at an offset and returns where the next byte goes. Bytes that were
+// taken before are dropped, so that a call may be repeated.
+func (s *Sandbox) SendInput(ctx context.Context, number, offset int64, data []byte) (int64, error) {
+	res, err := s.c.Processes.SendInput(ctx,
+		connect.NewRequest(&sandseav1.SendInputRequest{Id: s.ID, Number: number, Offset: offset, Data: data}))
+	if err != nil {
+		return offset, err
+	}
+	return res.Msg.GetNextOffset(), nil
+}
+
+// CloseInput ends a process's standard input.
+func (s *Sandbox) CloseInput(ctx context.Context, number int64) error {
+	_, err := s.c.Processes.CloseInput(ctx, connect.NewRequest(&sandseav1.CloseInputRequest{Id: s.ID, Number: number}))
+	return err
+}
+
+// Signal sends a signal to a process, or to its whole tree.
+func (s *Sandbox) Signal(ctx context.Context, number int64, signal int, tree bool) error {
+	_, err := s.c.Processes.Signal(ctx,
+		connect.NewRequest(&sandseav1.SignalRequest{Id: s.ID, Number: number, Signal: int32(signal), Tree: tree}))
+	return err
+}
+
+// Processes lists what calls have started in the sandbox.
+func (s *Sandbox) Processes(ctx context.Context) ([]*sandseav1.Process, error) {
+	res, err := s.c.Processes.List(ctx, connect.NewRequest(&sandseav1.ListProcessesRequest{Id: s.ID}))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetProcesses(), nil
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	sandseainit "github.com/sandsea/sandsea/init"
+	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/spawner"
+)
+
+// The keeper and the spawner are processes of their own that `sandsea up` starts; nobody starts them by hand.
+
+func (a *app) keeperCommand() *cobra.Command {
+	var cfg keeper.Config
+	cmd := &cobra.Command{
+		Use: "keeper", Short: "Hold descriptors and record output (started by up)", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			return keeper.Run(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().StringVar(&cfg.Socket, "socket", "", "where the edge connects")
+	cmd.Flags().StringVar(&cfg.DataID, "data-id", "", "id of the data directory")
+	cmd.Flags().StringVar(&cfg.Index, "index", "", "directory of the index file")
+	return cmd
+}
+
+func (a *app) spawnerCommand() *cobra.Command {
+	var cfg spawner.Config
+	cmd := &cobra.Command{
+		Use: "spawner", Short: "Fork sandboxes (started by up)", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			cfg.Init = sandseainit.Binary()
+			return spawner.Run(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().StringVar(&cfg.Socket, "socket", "", "where the edge connects")
+	cmd.Flags().StringVar(&cfg.DataID, "data-id", "", "id of the data directory")
+	return cmd
+}
+
+// newLog writes to standard error: plain text for people and journals alike.
+func newLog(level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("log level %q: %w", level, err)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/supervise"
+	"github.com/sandsea/sandsea/internal/edge/uidrange"
+	"github.com/sandsea/sandsea/internal/edge/upper"
+	"github.com/sandsea/sandsea/internal/store/etcd"
+)
+
+const (
+	// daemonEnd is how long `up` may take to follow SIGTERM: its own drain and some.
+	daemonEnd = drainLimit + 20*time.Second
+	// stopAtOnce is how many sandboxes end at the same time.
+	stopAtOnce = 16
+)
+
+func (a *app) downCommand() *cobra.Command {
+	var file, data string
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "End the daemons and every sandbox of this machine",
+		Long: `Ends sandsea up, every sandbox that it ran, the keeper and the spawner, and removes what they had: cgroups, writable
+layers, mounts. Images, records and the token stay in the data directory.`,
+		Example: "  sudo sandsea down\n  sudo sandsea down --data /srv/sandsea --yes",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadServerConfig(file, os.Getenv)
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("data") {
+				cfg.Data = data
+			}
+			if err := cfg.validate(); err != nil {
+				return err
+			}
+			if os.Geteuid() != 0 {
+				return errdefs.New(errdefs.Denied, "", "down needs root").WithHint("Run: sudo sandsea down")
+			}
+			return a.down(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration file")
+	cmd.Flags().StringVar(&data, "data", defaultServerConfig().Data, "data directory")
+	return cmd
+}
+
+func (a *app) down(ctx context.Context, cfg serverConfig) error {
+	if _, err := os.Stat(cfg.Data); errors.Is(err, os.ErrNotExist) {
+		a.io.Note("nothing runs: there is no %s", cfg.Data)
+		return nil
+	}
+	// A script has no terminal to ask on, and has said what it wants; a person is asked.
+	if a.io.InTTY && a.io.ErrTTY {
+		if yes, _ := a.io.Ask("End the daemons and every sandbox? Their files are lost, their logs stay."); !yes {
+			return nil
+		}
+	}
+	began := time.Now()
+	dir, err := a.takeOver(ctx, cfg.Data)
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	ended, err := a.endSandboxes(ctx, dir, cfg)
+	if err != nil {
+		// What cannot be ended in order is ended by force; the next start records it.
+		a.io.Note("sandsea: %s; ending by force", ui.Text(err.Error()))
+	}
+	if err := removeAll(ctx, dir); err != nil {
+		return err
+	}
+	a.io.Note("down in %s: %d sandboxes ended", ui.Took(time.Since(began)), ended)
+	return nil
+}
+
+// takeOver ends the daemon that holds the data directory and locks it for us.
+func (a *app) takeOver(ctx context.Context, path string) (*dataDir, error) {
+	told := false
+	deadline := time.Now().Add(daemonEnd)
+	for {
+		dir, err := openDataDir(path)
+		if err == nil || !errors.Is(err, errdefs.AlreadyExists) {
+			return dir, err
+		}
+		if time.Now().After(deadline) {
+			return nil, errdefs.New(errdefs.Deadline, path, "the daemon did not end in %s", daemonEnd).
+				WithHint("See its log, or kill it: the pid is in %s/lock", path)
+		}
+		if !told {
+			text, rerr := os.ReadFile(path + "/lock")
+			pid, perr := strconv.Atoi(strings.TrimSpace(string(text)))
+			if rerr == nil && perr == nil && pid > 1 {
+				if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+					return nil, fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+				}
+				told = true
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// endSandboxes takes the node's sandboxes over as a restart would, and stops each, so that its end is recorded.
+func (a *app) endSandboxes(ctx context.Context, dir *dataDir, cfg serverConfig) (ended int, err error) {
+	log, err := newLog("error")
+	if err != nil {
+		return 0, err
+	}
+	st, err := etcd.Open(ctx, etcd.Config{Dir: dir.join("etcd"), Log: log})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	e, err := openEdge(ctx, dir, cfg, st, log)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	all, _ := e.runner.Roster()
+	var group errgroup.Group
+	group.SetLimit(stopAtOnce)
+	for _, s := range all {
+		if s.End.Cause != "" {
+			continue
+		}
+		ended++
+		group.Go(func() error {
+			_, err := e.runner.Stop(ctx, s.ID, 0, "sandsea down")
+			return err
+		})
+	}
+	return ended, group.Wait()
+}
+
+// removeAll ends keeper and spawner and removes everything of this edge from the machine.
+func removeAll(ctx context.Context, dir *dataDir) error {
+	log, err := newLog("error")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	groups, err := cgroup.Open(cgroup.Config{Tag: dir.tag(), Log: log})
+	errs = append(errs, err)
+	for _, name := range []string{"spawner", "keeper"} {
+		path := ""
+		if groups != nil {
+			path = groups.DaemonPath(name)
+		}
+		errs = append(errs, supervise.Stop(ctx, dir.join("run", name+".sock"), path))
+	}
+	if groups != nil {
+		errs = append(errs, groups.Destroy(ctx))
+	}
+	if uppers, err := upper.Open(ctx, upper.Config{Dir: dir.path, Log: log, Pool: -1}); err == nil {
+		errs = append(errs, uppers.Destroy())
+	}
+	if ranges, err := uidrange.Open(uidrange.Config{Tag: dir.tag(), Log: log, Warm: -1}); err == nil {
+		errs = append(errs, ranges.Release())
+	}
+	for _, name := range []string{"keeper.sock", "spawner.sock", "node.sock", "keeper.index"} {
+		if err := os.Remove(dir.join("run", name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

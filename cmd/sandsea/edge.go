@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/chronus/wire"
+	"github.com/sandsea/sandsea/internal/edge/admission"
+	"github.com/sandsea/sandsea/internal/edge/backend/container/native"
+	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/journal"
+	"github.com/sandsea/sandsea/internal/edge/nodeapi"
+	"github.com/sandsea/sandsea/internal/edge/probe"
+	"github.com/sandsea/sandsea/internal/edge/runner"
+	"github.com/sandsea/sandsea/internal/edge/supervise"
+	"github.com/sandsea/sandsea/internal/edge/sweep"
+	"github.com/sandsea/sandsea/internal/edge/uidrange"
+	"github.com/sandsea/sandsea/internal/edge/upper"
+	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/layers/blob/posix"
+	"github.com/sandsea/sandsea/internal/layers/build"
+	"github.com/sandsea/sandsea/internal/layers/compose"
+	"github.com/sandsea/sandsea/internal/linux/seccomp"
+	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/spawner"
+	"github.com/sandsea/sandsea/internal/store"
+	"github.com/sandsea/sandsea/internal/version"
+)
+
+// spawnerPatience is how long a create waits for a spawner that is being started again.
+const spawnerPatience = 5 * time.Second
+
+// edge is one node's part, wired. Its fields are closed in the reverse order of their making.
+type edge struct {
+	dir    *dataDir
+	log    *slog.Logger
+	caps   node.Capabilities
+	runner *runner.Runner
+	api    *nodeapi.Server
+	id     nodeapi.Identity
+	undo   []func() error
+}
+
+func (e *edge) onClose(f func() error) { e.undo = append(e.undo, f) }
+
+// close ends the edge and leaves the sandboxes, the keeper and the spawner running.
+func (e *edge) close() error {
+	var errs []error
+	for i := len(e.undo) - 1; i >= 0; i-- {
+		errs = append(errs, e.undo[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// bootID names this boot of the machine.
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// openEdge makes the node's part: what it can enforce, its helpers, what of its sandboxes still lives. It serves node.v1
+// on DIR/run/node.sock and is registered in the store when it returns.
+func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Store, log *slog.Logger) (_ *edge, err error) {
+	e := &edge{dir: dir, log: log}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	m := nodeapi.Machine{
+		Address: "unix:" + dir.join("run", "node.sock"), DataID: dir.id, Boot: boot, Machine: machineID(),
+	}
+	if e.id, err = nodeapi.Identify(ctx, st, dir.path, m); err != nil {
+		return nil, err
+	}
+	parts, err := e.openParts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	jr, err := journal.Open(dir.join("journal"), boot)
+	if err != nil {
+		return nil, err
+	}
+	e.onClose(jr.Close)
+
+	be, links, err := e.openBackend(ctx, parts)
+	if err != nil {
+		return nil, err
+	}
+
+	most := admission.Of(e.caps, admission.Overcommit{Memory: cfg.MemoryOvercommit, CPU: cfg.CPUOvercommit})
+	if cfg.MaxSandboxes > 0 {
+		most.Sandboxes = cfg.MaxSandboxes
+	}
+	room, err := admission.New(most, parts.uppers.Free)
+	if err != nil {
+		return nil, err
+	}
+	e.runner, err = runner.New(runner.Config{
+		Journal: jr, Backend: be, Keeper: links.keeper, Room: room, Capabilities: e.caps, Output: dir.join("output"),
+		Record: nodeapi.EndedRecorder(st, e.id.Name), Now: time.Now, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.onClose(e.runner.Close)
+	if err := sweep.Run(ctx, sweep.Config{
+		Runner: e.runner, Backend: be, Keeper: links.keeper, Roster: links.roster, Output: dir.join("output"), Log: log,
+	}); err != nil {
+		return nil, err
+	}
+	return e, e.serve(ctx, parts, room, st, m)
+}
+
+// links are the lines to the keeper.
+type links struct {
+	keeper *runner.Link
+	roster *sweep.Roster
+}
+
+// openBackend finds or starts the keeper and the spawner, and opens the native backend over them.
+func (e *edge) openBackend(ctx context.Context, p parts) (*native.Backend, links, error) {
+	l := links{keeper: runner.NewLink(nil)}
+	if err := e.superviseKeeper(ctx, l.keeper, p.cgroups); err != nil {
+		return nil, l, err
+	}
+	spawn := spawner.Redial(e.dir.join("run", "spawner.sock"), e.dir.id, spawnerPatience)
+	e.onClose(spawn.Close)
+	if err := e.superviseSpawner(ctx, p.cgroups); err != nil {
+		return nil, l, err
+	}
+	var err error
+	if l.roster, err = sweep.Ask(ctx, l.keeper); err != nil {
+		return nil, l, err
+	}
+	filter, err := seccomp.Default()
+	if err != nil {
+		return nil, l, fmt.Errorf("assemble the system-call filter: %w", err)
+	}
+	be, err := native.New(native.Config{
+		Spawner: spawn, Keeper: l.keeper, Cgroups: p.cgroups, Uppers: p.uppers, Ranges: p.ranges, Layers: p.layers,
+		Filter: filter, Caps: wire.DefaultCaps, Output: e.dir.join("output"), Held: l.roster.Sandbox, Log: e.log,
+	})
+	if err != nil {
+		return nil, l, err
+	}
+	e.onClose(be.Close)
+	return be, l, nil
+}
+
+// parts are what the backend stands on.
+type parts struct {
+	cgroups *cgroup.Manager
+	uppers  *upper.Store
+	ranges  *uidrange.Pool
+	blobs   *posix.Store
+	layers  *compose.Composer
+	builder *build.Builder
+}
+
+// openParts opens the pools and finds out what the machine enforces.
+func (e *edge) openParts(ctx context.Context) (p parts, err error) {
+	if p.cgroups, err = cgroup.Open(cgroup.Config{Tag: e.dir.tag(), Log: e.log}); err != nil {
+		return p, err
+	}
+	e.onClose(p.cgroups.Close)
+	if p.uppers, err = upper.Open(ctx, upper.Config{Dir: e.dir.path, Log: e.log}); err != nil {
+		return p, err
+	}
+	e.onClose(p.uppers.Close)
+	if p.ranges, err = uidrange.Open(uidrange.Config{Tag: e.dir.tag(), Log: e.log}); err != nil {
+		return p, err
+	}
+	e.onClose(p.ranges.Close)
+	if p.blobs, err = posix.Open(e.dir.join("blobs")); err != nil {
+		return p, err
+	}
+	if _, err := p.blobs.Sweep(ctx); err != nil {
+		return p, err
+	}
+	if p.layers, err = compose.New(compose.Config{Blobs: p.blobs, Log: e.log}); err != nil {
+		return p, err
+	}
+	e.onClose(p.layers.Close)
+	if p.builder, err = build.New(build.Config{Store: p.blobs, Dir: e.dir.path, Log: e.log}); err != nil {
+		return p, err
+	}
+	if err := p.builder.Sweep(); err != nil {
+		return p, err
+	}
+	e.caps = probe.Run(ctx, probe.Config{Dir: e.dir.path, Cgroup: p.cgroups, Upper: p.uppers, Log: e.log})
+	return p, nil
+}
+
+// superviseKeeper finds or starts the keeper; a later one is told everything that must be held.
+func (e *edge) superviseKeeper(ctx context.Context, link *runner.Link, cgroups *cgroup.Manager) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find our own binary: %w", err)
+	}
+	socket := e.dir.join("run", "keeper.sock")
+	d, err := supervise.Start(ctx, supervise.Config[*keeper.Conn]{
+		Name: "keeper", Socket: socket, LogFile: e.dir.join("run", "keeper.log"), Log: e.log, Protect: true,
+		Argv: []string{exe, "keeper", "--socket", socket, "--data-id", e.dir.id, "--index", e.dir.join("run")},
+		Dial: func(ctx context.Context) (*keeper.Conn, error) { return keeper.Dial(ctx, socket, e.dir.id) },
+		OnConnect: func(ctx context.Context, c *keeper.Conn) error {
+			if e.runner == nil {
+				link.Set(c)
+				return nil
+			}
+			return e.runner.Keep(ctx, c)
+		},
+		Cgroup: cgroups.DaemonPath("keeper"),
+	})
+	if err != nil {
+		return err
+	}
+	e.onClose(d.Close)
+	return nil
+}
+
+// superviseSpawner finds or starts the spawner. It is born in a mount namespace of its own, which becomes the nursery.
+func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find our own binary: %w", err)
+	}
+	socket := e.dir.join("run", "spawner.sock")
+	d, err := supervise.Start(ctx, supervise.Config[spawner.Client]{
+		Name: "spawner", Socket: socket, LogFile: e.dir.join("run", "spawner.log"), Log: e.log,
+		Argv:       []string{exe, "spawner", "--socket", socket, "--data-id", e.dir.id},
+		Dial:       func(ctx context.Context) (spawner.Client, error) { return spawner.Dial(ctx, socket, e.dir.id) },
+		Cgroup:     cgroups.DaemonPath("spawner"),
+		Cloneflags: syscall.CLONE_NEWNS,
+	})
+	if err != nil {
+		return err
+	}
+	e.onClose(d.Close)
+	return nil
+}
+
+// serve opens the node's door and keeps it registered.
+func (e *edge) serve(ctx context.Context, p parts, room *admission.Admission, st store.Store, m nodeapi.Machine) error {
+	var err error
+	e.api, err = nodeapi.New(nodeapi.Config{
+		Runner: e.runner, Room: room, Builder: p.builder, Identity: e.id, Capabilities: e.caps, Version: version.String(),
+		Now: time.Now, Log: e.log,
+	})
+	if err != nil {
+		return err
+	}
+	l, err := nodeapi.ListenUnix(strings.TrimPrefix(m.Address, "unix:"))
+	if err != nil {
+		return err
+	}
+	if err := e.api.Serve(l); err != nil {
+		return err
+	}
+	e.onClose(func() error {
+		// Calls had their time in drain.
+		ctx, stop := context.WithTimeoutCause(context.Background(), time.Second, errdefs.Deadline)
+		defer stop()
+		return e.api.Shutdown(ctx)
+	})
+	rctx, leave := context.WithCancelCause(context.WithoutCancel(ctx))
+	ended, ready := make(chan error, 1), make(chan struct{})
+	go func() { ended <- nodeapi.Register(rctx, st, m, e.id, e.log, func() { close(ready) }) }()
+	e.onClose(func() error {
+		leave(errors.New("the edge shuts down"))
+		return <-ended
+	})
+	select {
+	case <-ready:
+		return nil
+	case err := <-ended:
+		ended <- err
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// machineID tells this machine from others; a machine without one is known by its boots alone.
+func machineID() string {
+	b, err := os.ReadFile("/etc/machine-id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

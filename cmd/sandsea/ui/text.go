@@ -1,0 +1,160 @@
+package ui
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+)
+
+// Text makes a foreign string harmless to a terminal: control characters, bidirectional overrides, zero-width characters
+// and bytes that are no UTF-8 become visible escapes.
+func Text(s string) string {
+	clean := true
+	for _, r := range s {
+		if hostile(r) {
+			clean = false
+			break
+		}
+	}
+	if clean && utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && n <= 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case hostile(r) && r < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case hostile(r):
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+		s = s[n:]
+	}
+	return b.String()
+}
+
+func hostile(r rune) bool {
+	return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Cf, unicode.Zl, unicode.Zp) || r == utf8.RuneError
+}
+
+// Size is a number of bytes for people: "38M", "1.2G", 1024-based.
+func Size(n int64) string {
+	v := float64(n)
+	for _, u := range []string{"B", "K", "M", "G", "T"} {
+		if v < 1024 || u == "T" {
+			if u == "B" || v >= 10 || v == float64(int64(v)) {
+				return fmt.Sprintf("%.0f%s", v, strings.TrimSuffix(u, "B"))
+			}
+			return fmt.Sprintf("%.1f%s", v, u)
+		}
+		v /= 1024
+	}
+	return ""
+}
+
+// LongSize is Size with its unit written out: "204 MiB".
+func LongSize(n int64) string {
+	v := float64(n)
+	for _, u := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
+		if v < 1024 || u == "TiB" {
+			if u == "B" || v >= 100 || v == float64(int64(v)) {
+				return fmt.Sprintf("%.0f %s", v, u)
+			}
+			return fmt.Sprintf("%.1f %s", v, u)
+		}
+		v /= 1024
+	}
+	return ""
+}
+
+// ParseSize reads "512M" or "512MiB", 1024-based. A bare number is refused, so that nobody guesses its unit.
+func ParseSize(flag, s string) (int64, error) {
+	bad := func(why string) error {
+		return errdefs.New(errdefs.Invalid, "", "--%s %s: %s", flag, Text(s), why).WithField(flag, "").
+			WithHint("Write it as 512M or 2G (1024-based)")
+	}
+	num := strings.TrimRight(s, "KMGTiBkmgtb")
+	unit := strings.ToUpper(strings.TrimSuffix(strings.TrimSuffix(strings.ToLower(s[len(num):]), "b"), "i"))
+	var v float64
+	if _, err := fmt.Sscanf(num+"\n", "%g\n", &v); err != nil || !(v > 0) {
+		return 0, bad("no size")
+	}
+	shift, ok := map[string]uint{"K": 10, "M": 20, "G": 30, "T": 40}[unit]
+	if !ok {
+		return 0, errdefs.New(errdefs.Invalid, "", "--%s %s: give a unit, as %sM (1024-based)", flag, Text(s), Text(num)).
+			WithField(flag, "").WithHint("K, M, G and T are known")
+	}
+	v *= float64(uint64(1) << shift)
+	if v >= 1<<62 {
+		return 0, bad("too large")
+	}
+	return int64(v), nil
+}
+
+// Age is a time span in one unit: "2s", "3m", "2h", "5d".
+func Age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(max(d, 0).Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// Took is how long something took: "48 ms", "8.2 s".
+func Took(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	}
+	return fmt.Sprintf("%d:%02d min", int(d.Minutes()), int(d.Seconds())%60)
+}
+
+// Nearest gives the candidate within edit distance 2 of s, or "".
+func Nearest(s string, candidates []string) string {
+	best, found := 3, ""
+	for _, c := range candidates {
+		if d := distance(s, c); d < best {
+			best, found = d, c
+		}
+	}
+	return found
+}
+
+// distance is the edit distance with transpositions of neighbours (optimal string alignment).
+func distance(a, b string) int {
+	prev2, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], prev2[j-2]+1)
+			}
+		}
+		prev2, prev, cur = prev, cur, prev2
+	}
+	return prev[len(b)]
+}

@@ -1,0 +1,186 @@
+"""`python -m demo`: the whole job, from real releases to graded diffs.
+
+Ends with one line: demo: ok … or demo: failed …
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import sys
+import time
+import traceback
+from typing import Any
+
+import httpx
+
+from sandsea import Client, SandseaError
+
+from . import cheats, grader, registry, server
+from .images import Images, prepare
+from .rollout import Figures, open_sandbox, roll_out
+from .tasks import Task, load_all
+from .view import View
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="demo", description="Repair tasks from real releases, rolled out and graded.")
+    parser.add_argument("--binary", type=pathlib.Path, default=pathlib.Path("build/sandsea"))
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("build/demo-data"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/demo.json"))
+    parser.add_argument("--parallel", type=int, default=16, help="rollouts at a time")
+    parser.add_argument("--task", action="append", help="only this task")
+    args = parser.parse_args()
+    try:
+        return run(args)
+    except (server.ServerError, registry.FetchError, SandseaError, httpx.HTTPError, ValueError) as e:
+        print(f"demo: failed: {e}", flush=True)
+    except Exception:
+        traceback.print_exc()
+        print("demo: failed by a fault of its own, see above", flush=True)
+    return 1
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = [t for t in load_all() if not args.task or t.name in args.task]
+    began = time.monotonic()
+    data = args.data.resolve()
+    data.mkdir(parents=True, exist_ok=True)
+    print("starting a server of the demo's own", flush=True)
+    with server.up(args.binary.resolve(), data) as (url, token):
+        outcome = asyncio.run(job(url, token, chosen, args.parallel))
+        tag = server.tag(data)
+    left = server.left_behind(data, tag)
+    outcome["left_behind"] = left
+    outcome["seconds"] = round(time.monotonic() - began, 1)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    print(f"left behind: {', '.join(left) or '0 processes, mounts, cgroups, loop devices, files'}")
+    summary = (
+        f"{outcome['sandboxes']} sandboxes, {outcome['right']} verdicts right, {outcome['wrong']} wrong, "
+        f"{len(left)} left behind"
+    )
+    good = outcome["wrong"] == 0 and not left and outcome["right"] == len(chosen) * len(cheats.PLAN)
+    print(f"demo: ok {summary}" if good else f"demo: failed {summary}", flush=True)
+    return 0 if good else 1
+
+
+async def job(url: str, token: pathlib.Path, chosen: list[Task], parallel: int) -> dict[str, Any]:
+    async with Client(url, token_file=str(token)) as client:
+        print("fetching releases by index and hash, making layers", flush=True)
+        images = await prepare(client, chosen, lambda text: print(text, flush=True))
+        figures = Figures()
+        await show_tasks(client, chosen, images, figures)
+        return await roll_all(client, chosen, images, figures, parallel)
+
+
+async def show_tasks(client: Client, chosen: list[Task], images: Images, figures: Figures) -> None:
+    """Show for each task that the old release fails and the new one passes."""
+    print("the older release must fail, the newer one pass:", flush=True)
+    slots = asyncio.Semaphore(4)
+
+    async def one(task: Task) -> str:
+        reports = []
+        for patch in ("", task.true_patch()):
+            async with slots, await open_sandbox(client, task, images, figures, hidden=True) as sb:
+                if patch:
+                    await sb.files.write("/tmp/patch", patch)
+                    (await sb.run(["patch", "-p1", "--batch", "-i", "/tmp/patch"], cwd=task.workdir)).check()
+                reports.append(await grader.run_tests(sb, task))
+        old, new = reports
+        turned = [t for t in task.f2p if old.outcomes.get(t) != grader.PASSED and new.outcomes.get(t) == grader.PASSED]
+        stayed = [t for t in task.p2p if old.outcomes.get(t) == new.outcomes.get(t) == grader.PASSED]
+        if len(turned) != len(task.f2p) or len(stayed) != len(task.p2p) or not task.f2p:
+            raise ValueError(
+                f"{task.name}: {len(turned)} of {len(task.f2p)} tests turn, {len(stayed)} of {len(task.p2p)} stay: "
+                "the lists in demo/tasks do not hold here"
+            )
+        return (
+            f"  {task.name:14}{task.old.version:>8} -> {task.new.version:8} {len(turned):3} turn, {len(stayed):3} stay"
+        )
+
+    for line in asyncio.as_completed([one(t) for t in chosen]):
+        print(await line, flush=True)
+
+
+async def roll_all(
+    client: Client, chosen: list[Task], images: Images, figures: Figures, parallel: int
+) -> dict[str, Any]:
+    work = [(task, kind, want) for kind, want in cheats.PLAN for task in chosen]
+    view = View([t.name for t in chosen], len(work))
+    view.say(f"{len(work)} rollouts, {parallel} at a time, each graded in a fresh sandbox")
+    slots = asyncio.Semaphore(parallel)
+    records: list[dict[str, Any]] = []
+    began = time.monotonic()
+
+    async def one(task: Task, kind: str, want: bool) -> None:
+        async with slots:
+            view.running += 1
+            view.now(task.name, f"{kind}: rolling out")
+            diff = await roll_out(client, task, kind, images, figures)
+            view.now(task.name, f"{kind}: grading")
+            async with await open_sandbox(client, task, images, figures, hidden=True) as sb:
+                verdict = await grader.grade(sb, task, diff)
+            view.running -= 1
+            right = (verdict.kind == "passed") == want
+            refused = f"; refused {', '.join(verdict.refused)}" if verdict.refused else ""
+            view.verdict(task.name, kind, right, f"{verdict.kind}: {verdict.reason}{refused}")
+            records.append(
+                {"task": task.name, "patch": kind, "verdict": verdict.kind, "reason": verdict.reason, "right": right}
+            )
+
+    async with asyncio.TaskGroup() if sys.version_info >= (3, 11) else _Group() as group:
+        for item in work:
+            group.create_task(one(*item))
+    seconds = time.monotonic() - began
+    right = sum(r["right"] for r in records)
+    memory = sum(figures.memory) / max(1, len(figures.memory))
+    print(
+        f"\ncreates {len(figures.creates)}, {len(figures.creates) / seconds:.1f}/s with the work in them, "
+        f"p50 {_ms(figures.creates, 50)}, p99 {_ms(figures.creates, 99)}; "
+        f"first output p50 {_ms(figures.first_outputs, 50)}; "
+        f"{memory / 2**20:.1f} MiB a sandbox; {images.shared_bytes / 2**30:.2f} GiB shared"
+    )
+    return {
+        "schema": "sandsea.demo/1",
+        "sandboxes": figures.sandboxes,
+        "right": right,
+        "wrong": len(records) - right,
+        "verdicts": records,
+        "rollout_seconds": round(seconds, 1),
+        "create_ms": {p: round(_rank(figures.creates, p) * 1000, 2) for p in (50, 90, 99, 100)},
+        "first_output_ms": {p: round(_rank(figures.first_outputs, p) * 1000, 2) for p in (50, 90, 99, 100)},
+        "creates_per_second": round(len(figures.creates) / seconds, 1),
+        "memory_bytes_per_sandbox": round(memory),
+        "shared_bytes": images.shared_bytes,
+    }
+
+
+class _Group:
+    """asyncio.TaskGroup for Python 3.10: waits for all, raises the first failure."""
+
+    async def __aenter__(self) -> _Group:
+        self._tasks: list[asyncio.Task[None]] = []
+        return self
+
+    def create_task(self, coro: Any) -> None:
+        self._tasks.append(asyncio.ensure_future(coro))
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.gather(*self._tasks)
+
+
+def _rank(samples: list[float], percent: int) -> float:
+    """Nearest rank."""
+    ordered = sorted(samples) or [0.0]
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def _ms(samples: list[float], percent: int) -> str:
+    return f"{_rank(samples, percent) * 1000:.1f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""One rollout: open a sandbox, look around, work on the project, hand in a diff."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from sandsea import Client, ContainerRunArgs, Result, Sandbox
+
+from . import cheats
+from .images import Images
+from .tasks import GO_ENV, Task
+
+
+@dataclasses.dataclass
+class Figures:
+    """What the demo measures from outside."""
+
+    creates: list[float] = dataclasses.field(default_factory=list)
+    first_outputs: list[float] = dataclasses.field(default_factory=list)
+    memory: list[int] = dataclasses.field(default_factory=list)
+    sandboxes: int = 0
+
+
+async def open_sandbox(client: Client, task: Task, images: Images, figures: Figures, *, hidden: bool) -> Sandbox:
+    """A fresh sandbox of base, workspace and toolkits; the hidden layer goes to the grader's only."""
+    toolkits = [*images.toolkits[task.kind], *([images.hidden[task.name]] if hidden else [])]
+    args = ContainerRunArgs(
+        base=images.base,
+        workspace=images.workspaces[task.name],
+        toolkits=toolkits,
+        memory_limit_mb=1536 if task.kind == "go" else 512,
+        cpu_cores_limit=2 if task.kind == "go" else 1,
+        disk_limit_mb=2048,
+        ttl_running_stop=600,
+        ttl=1800,
+        env=GO_ENV if task.kind == "go" else {},
+        labels={"demo": task.name},
+        job="demo",
+    )
+    began = time.monotonic()
+    sandbox = await client.run_container(args, timeout=120)
+    figures.creates.append(time.monotonic() - began)
+    figures.sandboxes += 1
+    return sandbox
+
+
+async def roll_out(client: Client, task: Task, kind: str, images: Images, figures: Figures) -> str:
+    """Do what one kind of agent does; the diff is all that is kept."""
+    async with await open_sandbox(client, task, images, figures, hidden=False) as sb:
+        began = time.monotonic()
+        look = await _sh(sb, "ls -a && wc -l " + " ".join(task.sources) + " 2>/dev/null; cat README* | head -40", task)
+        figures.first_outputs.append(time.monotonic() - began)
+        if task.wrong[0].file.rsplit("/", 1)[-1] not in look.stdout:
+            raise RuntimeError(
+                f"{task.name}: {task.wrong[0].file} is not in the workspace: {look.stdout!r} {look.stderr!r}"
+            )
+        (await _sh(sb, "mkdir /tmp/before && cp -a . /tmp/before/a && ln -s $PWD /tmp/before/b", task)).check()
+        patch = cheats.patch(task, kind)
+        if patch:
+            await sb.files.write("/tmp/patch", patch)
+            (await _sh(sb, "patch -p1 --fuzz=0 --batch -i /tmp/patch", task)).check()
+        command = cheats.command(task, kind)
+        if command:
+            (await _sh(sb, command, task)).check()
+        diff = await _sh(sb, "cd /tmp/before && diff -ruN -x __pycache__ -x .pytest_cache a b/", task)
+        info = await sb.refresh()
+        if info.usage is not None:
+            figures.memory.append(info.usage.memory_bytes)
+        if diff.exit_code > 1 or diff.truncated:
+            raise RuntimeError(f"{task.name}: diff failed: {diff.stderr}")
+        return diff.stdout
+
+
+async def _sh(sb: Sandbox, line: str, task: Task) -> Result:
+    return await sb.run_shell(line, cwd=task.workdir, timeout=120)

@@ -1,0 +1,83 @@
+"""A server of the demo's own, and the proof that it left nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+
+
+class ServerError(Exception):
+    """The server did not come up."""
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def up(binary: pathlib.Path, data: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+    """Run `sandsea up` for the block, then `sandsea down`; gives the URL and the token file."""
+    url = f"127.0.0.1:{_free_port()}"
+    log = data.parent / "demo-server.log"
+    with log.open("wb") as errors:
+        server = subprocess.Popen(
+            [binary, "up", "--data", data, "--listen", url], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        try:
+            yield _ready(server, log), data / "admin.token"
+        finally:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+            subprocess.run(
+                [binary, "down", "--data", data, "--yes"], check=False, stdout=subprocess.DEVNULL, timeout=120
+            )
+
+
+def _ready(server: subprocess.Popen[str], log: pathlib.Path) -> str:
+    timer = threading.Timer(90, server.kill)
+    timer.start()
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if line.startswith("ready "):
+                return line.split()[1]
+    finally:
+        timer.cancel()
+    raise ServerError(f"sandsea up did not come up: {log.read_text()[-2000:]}")
+
+
+def tag(data: pathlib.Path) -> str:
+    """The part of every kernel name that is this server's own."""
+    return (data / "id").read_text().strip()[:8]
+
+
+def left_behind(data: pathlib.Path, tag: str) -> list[str]:
+    """Everything of the server that is still there: processes, mounts, cgroups, loop devices, writable layers."""
+    out: list[str] = []
+    for proc in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"sandsea-{tag}" in (proc / "cgroup").read_text() or str(data) in (proc / "cmdline").read_text():
+                out.append(f"process {proc.name}")
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        if str(data) in line:
+            out.append("mount " + line.split()[4])
+    for mount in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = mount.split()
+        if fields[fields.index("-") + 1] in ("cgroup", "cgroup2"):
+            out += [f"cgroup {p}" for p in pathlib.Path(fields[4]).glob(f"sandsea-{tag}*")]
+    for backing in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if str(data) in backing.read_text():
+                out.append(f"loop device {backing.parts[3]}")
+    for folder in ("upper", "trash"):
+        out += [f"file {p}" for p in (data / folder).glob("*")]
+    return out

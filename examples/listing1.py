@@ -1,0 +1,27 @@
+"""Listing 1 of the DSec paper, with the network rule that Sandsea can hold today: nothing may be reached."""
+
+import asyncio
+import sys
+
+from libdsec import DSecClient, DSecContainerRunArgs
+
+
+async def main() -> None:
+    client = DSecClient()
+    await client.open()
+    args = DSecContainerRunArgs(
+        container_image=sys.argv[1],
+        memory_limit_mb=4096,
+        cpu_cores_limit=4,
+        ttl_running_stop=300,  # idle timeout
+        network_rules={"npm": False, "pypi": False},
+        init_user="root",
+    )
+    sandbox = await client.run_container(args, timeout=120)
+    result = await sandbox.run_shell("id -un && python3 -V")
+    print(result.exit_code, result.stdout)
+    await sandbox.stop()
+    await client.close()
+
+
+asyncio.run(main())

@@ -1,0 +1,566 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * setup.c - the way from the nursery into the sandbox.
+ *
+ * Everything is mounted by descriptor. Below the root, which an image filled, no symbolic link is ever followed: an
+ * image whose /proc, /dev or /sys is one does not start. All mounts happen before the pivot, while the nursery's whole
+ * /proc is still visible, without which the kernel refuses a new one to a user namespace.
+ */
+#include <fcntl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "init.h"
+
+/* The parts of the mount interface for which libc has no header. */
+#define X_FSOPEN_CLOEXEC 1u
+#define X_FSCONFIG_SET_STRING 1u
+#define X_FSCONFIG_CMD_CREATE 6u
+#define X_FSMOUNT_CLOEXEC 1u
+#define X_ATTR_RDONLY 0x1u
+#define X_ATTR_NOSUID 0x2u
+#define X_ATTR_NODEV 0x4u
+#define X_ATTR_NOEXEC 0x8u
+#define X_MOVE_F_EMPTY_PATH 0x4u
+#define X_MOVE_T_EMPTY_PATH 0x40u
+#define X_TREE_CLONE 0x1u
+#define X_RESOLVE_NO_MAGICLINKS 0x2u
+#define X_RESOLVE_NO_SYMLINKS 0x4u
+#define X_RESOLVE_IN_ROOT 0x10u
+
+#define CAP_SETGID_ 6
+#define CAP_SETUID_ 7
+#define CAP_KILL_ 5
+#define CAP_SYS_ADMIN_ 21
+#define CAPS_VERSION 0x20080522u
+
+/* An id that nobody needs to have: as saved id it keeps even root inside from prlimit on PID 1. */
+#define ODD_ID 65534
+
+struct open_how_ {
+	uint64_t flags, mode, resolve;
+};
+
+struct mount_attributes {
+	uint64_t set, clear, propagation, userns;
+};
+
+const struct ss_plan *plan;
+const struct ss_instruction *filter;
+struct ss_facts facts;
+
+/* Shown as empty: what tells of the host, reaches it, or has crashed it when read. */
+static const char *const masked[] = {
+	"proc/acpi",
+	"proc/asound",
+	"proc/config.gz",
+	"proc/driver",
+	"proc/interrupts",
+	"proc/iomem",
+	"proc/ioports",
+	"proc/kallsyms",
+	"proc/kcore",
+	"proc/key-users",
+	"proc/keys",
+	"proc/kmsg",
+	"proc/kpagecgroup",
+	"proc/kpagecount",
+	"proc/kpageflags",
+	"proc/latency_stats",
+	"proc/mtrr",
+	"proc/pagetypeinfo",
+	"proc/sched_debug",
+	"proc/schedstat",
+	"proc/scsi",
+	"proc/slabinfo",
+	"proc/sysrq-trigger",
+	"proc/timer_list",
+	"proc/timer_stats",
+	"proc/vmallocinfo",
+	"proc/vmcore",
+	"proc/zoneinfo",
+	"sys/devices/virtual/powercap",
+	"sys/firmware",
+	"sys/kernel",
+};
+
+static const char *const read_only[] = {
+	"proc/bus",
+	"proc/fs",
+	"proc/irq",
+	"proc/sys",
+};
+
+/* Opens a path below the root for its name alone. */
+static int at_root(const char *path, int flags)
+{
+	struct open_how_ how = {
+		.flags = (uint64_t)(O_PATH | O_CLOEXEC | O_NOFOLLOW | flags),
+		.resolve = X_RESOLVE_IN_ROOT | X_RESOLVE_NO_SYMLINKS | X_RESOLVE_NO_MAGICLINKS,
+	};
+
+	return (int)syscall(SYS_openat2, FD_ROOT, path, &how, sizeof how);
+}
+
+/* A mount point at the top of the root; made where the image has none. */
+static int mount_point(const char *name, mode_t mode)
+{
+	int fd = at_root(name, O_DIRECTORY);
+	struct stat st;
+
+	if (fd < 0 && errno == ENOENT && mkdirat(FD_ROOT, name, mode) == 0)
+		fd = at_root(name, O_DIRECTORY);
+	/* O_PATH with O_NOFOLLOW opens a link itself; with O_DIRECTORY it is ENOTDIR, so this is a second lock. */
+	if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISDIR(st.st_mode))) {
+		close(fd);
+		errno = ENOTDIR;
+		return -1;
+	}
+	return fd;
+}
+
+static bool attach(int mount, int target)
+{
+	return syscall(SYS_move_mount, mount, "", target, "", X_MOVE_F_EMPTY_PATH | X_MOVE_T_EMPTY_PATH) == 0;
+}
+
+static bool restrict_mount(int fd, uint64_t set)
+{
+	struct mount_attributes a = {.set = set};
+
+	return syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &a, sizeof a) == 0;
+}
+
+/* A detached bind mount of what the path names below dir; "" for dir itself. */
+static int bind_of(int dir, const char *path)
+{
+	return (int)syscall(SYS_open_tree, dir, path,
+			    X_TREE_CLONE | (unsigned)O_CLOEXEC | (*path ? 0u : (unsigned)AT_EMPTY_PATH));
+}
+
+/* A new detached mount. Options are pairs of key and value, ended by NULL. */
+static int new_mount(const char *type, const char *const *options, unsigned attributes)
+{
+	int fs = (int)syscall(SYS_fsopen, type, X_FSOPEN_CLOEXEC), fd = -1, error;
+	bool ok = fs >= 0;
+
+	for (; ok && options != NULL && options[0] != NULL; options += 2)
+		ok = syscall(SYS_fsconfig, fs, X_FSCONFIG_SET_STRING, options[0], options[1], 0) == 0;
+	if (ok && syscall(SYS_fsconfig, fs, X_FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0)
+		fd = (int)syscall(SYS_fsmount, fs, X_FSMOUNT_CLOEXEC, attributes);
+	error = errno;
+	if (fs >= 0)
+		close(fs);
+	errno = error;
+	return fd;
+}
+
+/* Attaches and closes both. */
+static bool place(int mount, int target)
+{
+	bool ok = mount >= 0 && target >= 0 && attach(mount, target);
+	int error = errno;
+
+	if (mount >= 0)
+		close(mount);
+	if (target >= 0)
+		close(target);
+	errno = error;
+	return ok;
+}
+
+static void decimal(char *out, uint64_t v)
+{
+	char digits[24];
+	int n = 0;
+
+	do
+		digits[n++] = (char)('0' + v % 10);
+	while ((v /= 10) != 0);
+	while (n > 0)
+		*out++ = digits[--n];
+	*out = 0;
+}
+
+static bool read_plan(int fd)
+{
+	size_t size;
+	const struct ss_plan *p = map_sealed(fd, sizeof *p, sizeof *p + SS_MAX_FILTER * sizeof *filter, &size);
+
+	errno = EINVAL;
+	if (p == NULL || p->magic != SS_PLAN_MAGIC || p->version != SS_VERSION || p->size != size)
+		return false;
+	if (p->filter_len > SS_MAX_FILTER || size != sizeof *p + p->filter_len * sizeof *filter)
+		return false;
+	if (memchr(p->hostname, 0, sizeof p->hostname) == NULL || (p->flags & ~SS_PLAN_NO_NEW_PRIVS) != 0 ||
+	    p->ncpus > 65536)
+		return false;
+	for (size_t i = 0; i < sizeof p->zero; i++)
+		if (p->zero[i] != 0)
+			return false;
+	plan = p;
+	filter = (const struct ss_instruction *)(p + 1);
+	return true;
+}
+
+static bool loopback_up(void)
+{
+	struct ifreq r;
+	int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error;
+	bool ok;
+
+	if (s < 0)
+		return false;
+	memset(&r, 0, sizeof r);
+	memcpy(r.ifr_name, "lo", 3);
+	ok = ioctl(s, SIOCGIFFLAGS, &r) == 0;
+	/* A pooled network is up already, and not ours to change. */
+	if (ok && (r.ifr_flags & IFF_UP) == 0) {
+		r.ifr_flags |= IFF_UP;
+		ok = ioctl(s, SIOCSIFFLAGS, &r) == 0;
+	}
+	error = errno;
+	close(s);
+	errno = error;
+	return ok;
+}
+
+static bool attach_root(void)
+{
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+		return false;
+	if (syscall(SYS_move_mount, FD_ROOT, "", AT_FDCWD, "/mnt", X_MOVE_F_EMPTY_PATH) != 0)
+		return false;
+	/* A device node that an image brings along is a name and no more. */
+	return restrict_mount(FD_ROOT, X_ATTR_NODEV);
+}
+
+static bool mount_proc(void)
+{
+	int fd;
+
+	if (!place(new_mount("proc", NULL, X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC), mount_point("proc", 0555)))
+		return false;
+	fd = at_root("proc/1/uid_map", 0);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+static bool mount_dev(void)
+{
+	int target = mount_point("dev", 0755), error;
+	bool ok = target >= 0 && attach(FD_DEV, target) &&
+		  restrict_mount(FD_DEV, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NOEXEC);
+
+	error = errno;
+	if (target >= 0)
+		close(target);
+	errno = error;
+	return ok;
+}
+
+static bool mount_pts(void)
+{
+	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", NULL};
+
+	return place(new_mount("devpts", options, X_ATTR_NOSUID | X_ATTR_NOEXEC), at_root("dev/pts", O_DIRECTORY));
+}
+
+/* One tmpfs for all that is needed of it, since each super block costs every memory cgroup of the machine. */
+static int mount_scratch(void)
+{
+	char size[24];
+	const char *options[] = {"size", size, "mode", "0755", NULL};
+	int fd, target, error;
+	bool ok;
+
+	/* The few pages beside /dev/shm are not the workload's to fill. */
+	decimal(size, (plan->shm_size != 0 ? plan->shm_size : 64u << 20) + 65536);
+	fd = new_mount("tmpfs", options, X_ATTR_NOSUID | X_ATTR_NODEV);
+	target = at_root("dev/shm", O_DIRECTORY);
+	ok = fd >= 0 && target >= 0 && attach(fd, target) && mkdirat(fd, "shm", 0777) == 0 &&
+	     fchmodat(fd, "shm", 01777, 0) == 0 && mkdirat(fd, "empty", 0555) == 0;
+	error = errno;
+	if (target >= 0)
+		close(target);
+	if (!ok && fd >= 0) {
+		close(fd);
+		fd = -1;
+	}
+	errno = error;
+	return fd;
+}
+
+static bool mount_mqueue(void)
+{
+	int target = at_root("dev/mqueue", O_DIRECTORY), fd;
+
+	if (target < 0)
+		return errno == ENOENT;
+	fd = new_mount("mqueue", NULL, X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+	if (fd < 0 && errno == ENODEV) {
+		close(target);
+		return true;
+	}
+	return place(fd, target);
+}
+
+static bool mount_sys(void)
+{
+	const unsigned attributes = X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC;
+	int target = mount_point("sys", 0555), error;
+	bool ok;
+
+	if (!sys_given)
+		return place(new_mount("sysfs", NULL, attributes), target);
+	ok = target >= 0 && attach(FD_SYS, target) && restrict_mount(FD_SYS, attributes);
+	error = errno;
+	if (target >= 0)
+		close(target);
+	errno = error;
+	return ok;
+}
+
+/* Puts a restricted bind mount of (dir, path) over target, and closes target. */
+static bool cover(int dir, const char *path, int target, uint64_t attributes)
+{
+	int fd = bind_of(dir, path), error;
+
+	if (fd >= 0 && !restrict_mount(fd, attributes)) {
+		error = errno;
+		close(fd);
+		errno = error;
+		fd = -1;
+	}
+	return place(fd, target);
+}
+
+static bool mask_paths(int scratch)
+{
+	struct stat st;
+
+	for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
+		int fd = at_root(masked[i], 0);
+		bool ok;
+
+		if (fd < 0 && errno == ENOENT)
+			continue;
+		if (fd < 0 || fstat(fd, &st) != 0)
+			return false;
+		if (S_ISDIR(st.st_mode))
+			ok = cover(scratch, "empty", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+		else
+			ok = cover(FD_DEV, "null", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NOEXEC);
+		if (!ok)
+			return false;
+		facts.masks++;
+	}
+	for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
+		int fd = at_root(read_only[i], 0);
+
+		if (fd < 0 && errno == ENOENT)
+			continue;
+		if (fd < 0 || !cover(fd, "", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC))
+			return false;
+		facts.masks++;
+	}
+	return true;
+}
+
+/* What nproc and its like read shows the quota, not the machine. */
+static bool show_cpus(int scratch)
+{
+	char text[32] = "0";
+	size_t n = 1;
+	int fd, target;
+	bool ok;
+
+	if (plan->ncpus == 0)
+		return true;
+	target = at_root("sys/devices/system/cpu/online", 0);
+	if (target < 0)
+		return errno == ENOENT;
+	if (plan->ncpus > 1) {
+		text[n++] = '-';
+		decimal(text + n, plan->ncpus - 1);
+		n = strlen(text);
+	}
+	text[n++] = '\n';
+	fd = openat(scratch, "online", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+	ok = fd >= 0 && write(fd, text, n) == (ssize_t)n;
+	if (fd >= 0)
+		close(fd);
+	if (!ok) {
+		close(target);
+		return false;
+	}
+	return cover(scratch, "online", target, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+}
+
+/* Leaves only the shared-memory directory of the scratch tmpfs visible. */
+static bool mount_shm(int scratch)
+{
+	int fd = bind_of(scratch, "shm");
+
+	close(scratch);
+	if (fd < 0)
+		return false;
+	/* No code of the sandbox runs yet and /dev is ours, so this path is what it says. */
+	if (umount2("/mnt/dev/shm", MNT_DETACH | UMOUNT_NOFOLLOW) != 0) {
+		close(fd);
+		return false;
+	}
+	return place(fd, at_root("dev/shm", O_DIRECTORY));
+}
+
+static bool pivot(void)
+{
+	if (fchdir(FD_ROOT) != 0 || syscall(SYS_pivot_root, ".", ".") != 0)
+		return false;
+	/* The old root now lies over the new one at "."; taking it off leaves nothing of the nursery. */
+	return umount2(".", MNT_DETACH) == 0 && chdir("/") == 0;
+}
+
+bool set_caps(uint64_t caps)
+{
+	struct {
+		uint32_t version;
+		int pid;
+	} head = {.version = CAPS_VERSION, .pid = 0};
+	struct {
+		uint32_t effective, permitted, inheritable;
+	} sets[2];
+
+	memset(sets, 0, sizeof sets);
+	for (int i = 0; i < 2; i++)
+		sets[i].effective = sets[i].permitted = (uint32_t)(caps >> (32 * i));
+	return syscall(SYS_capset, &head, sets) == 0;
+}
+
+/* Everything that is executed inside gets at most the bounding set; PID 1 keeps what it needs beside that. */
+static bool drop_caps(void)
+{
+	const uint64_t own = 1ull << CAP_SYS_ADMIN_ | 1ull << CAP_SETUID_ | 1ull << CAP_SETGID_ | 1ull << CAP_KILL_;
+	uint64_t known = 0;
+
+	for (unsigned c = 0; c < 64 && prctl(PR_CAPBSET_READ, (unsigned long)c, 0, 0, 0) >= 0; c++) {
+		known |= 1ull << c;
+		if ((plan->caps >> c & 1) == 0 && prctl(PR_CAPBSET_DROP, (unsigned long)c, 0, 0, 0) != 0)
+			return false;
+		if (prctl(PR_CAPBSET_READ, (unsigned long)c, 0, 0, 0) == 1)
+			facts.caps |= 1ull << c;
+	}
+	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) != 0)
+		return false;
+	if (syscall(SYS_setresgid, 0, 0, ODD_ID) != 0 || syscall(SYS_setresuid, 0, 0, ODD_ID) != 0)
+		return false;
+	return set_caps((facts.caps | own) & known);
+}
+
+static bool limits(void)
+{
+	struct rlimit r;
+
+	if (getrlimit(RLIMIT_NOFILE, &r) != 0)
+		return false;
+	if (r.rlim_max < plan->nofile) {
+		struct rlimit more = {.rlim_cur = plan->nofile, .rlim_max = plan->nofile};
+
+		if (setrlimit(RLIMIT_NOFILE, &more) != 0)
+			return false;
+		r = more;
+	}
+	/* PID 1 holds a descriptor for each start under way; children take the plan's limit. */
+	r.rlim_cur = r.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &r) != 0)
+		return false;
+	facts.nofile = plan->nofile != 0 ? plan->nofile : r.rlim_max;
+	return true;
+}
+
+static bool affinity(void)
+{
+	for (size_t i = 0; i < sizeof plan->cpus; i++)
+		if (plan->cpus[i] != 0)
+			return syscall(SYS_sched_setaffinity, 0, sizeof plan->cpus, plan->cpus) >= 0;
+	return true;
+}
+
+/* Whether root inside is somebody else outside. */
+static bool in_user_namespace(void)
+{
+	static const char whole[] = "         0          0 4294967295\n";
+	char map[64] = "";
+	int fd = openat(FD_ROOT, "proc/1/uid_map", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	ssize_t n = fd >= 0 ? read(fd, map, sizeof map - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	return n > 0 && strcmp(map, whole) != 0;
+}
+
+/* Goes the whole way. Returns the step that failed, with errno, or 0. */
+uint32_t setup(int plan_fd)
+{
+	int scratch;
+
+	if (!read_plan(plan_fd))
+		return SS_STEP_PLAN;
+	facts.version = SS_VERSION;
+	/* The one that the clone made is rooted at the spawner's group; from here it is at the sandbox's own. */
+	if (unshare(CLONE_NEWCGROUP) != 0)
+		return SS_STEP_CGROUPNS;
+	if (!loopback_up())
+		return SS_STEP_LOOPBACK;
+	if (!attach_root())
+		return SS_STEP_ROOT;
+	if (!mount_proc())
+		return SS_STEP_PROC;
+	if (!mount_dev())
+		return SS_STEP_DEV;
+	if (!mount_pts())
+		return SS_STEP_PTS;
+	scratch = mount_scratch();
+	if (scratch < 0)
+		return SS_STEP_SHM;
+	if (!mount_mqueue())
+		return SS_STEP_MQUEUE;
+	if (!mount_sys())
+		return SS_STEP_SYS;
+	if (!mask_paths(scratch))
+		return SS_STEP_MASK;
+	if (!show_cpus(scratch))
+		return SS_STEP_CPUS;
+	if (!mount_shm(scratch))
+		return SS_STEP_SHM;
+	if (in_user_namespace())
+		facts.flags |= SS_FACT_USERNS;
+	if (!pivot())
+		return SS_STEP_PIVOT;
+	close(FD_ROOT);
+	close(FD_DEV);
+	close(FD_SYS);
+	if (plan->hostname[0] != 0 && sethostname(plan->hostname, strlen(plan->hostname)) != 0)
+		return SS_STEP_HOSTNAME;
+	if (!limits())
+		return SS_STEP_NOFILE;
+	if (!affinity())
+		return SS_STEP_CPUS;
+	if (!drop_caps())
+		return SS_STEP_CAPS;
+	if (plan->filter_len > 0)
+		facts.flags |= SS_FACT_SECCOMP;
+	if (plan->flags & SS_PLAN_NO_NEW_PRIVS)
+		facts.flags |= SS_FACT_NO_NEW_PRIVS;
+	return 0;
+}

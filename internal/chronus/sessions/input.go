@@ -1,0 +1,172 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+)
+
+// input is the write end of a command's standard input. One send at a time.
+type input struct {
+	turn chan struct{} // capacity 1: held by the send in progress
+
+	mu      sync.Mutex
+	f       *os.File // guarded by mu: nil once closed
+	next    int64    // guarded by mu: offset of the next byte
+	unknown bool     // guarded by mu: a send was in flight when an edge died
+}
+
+// sent is what is remembered of an input: up to where it was taken, and what was being sent.
+type sent struct {
+	Next    int64 `json:"next"`
+	Sending int64 `json:"sending,omitempty"` // bytes from Next on that a send in progress may have written
+	Closed  bool  `json:"closed,omitempty"`
+}
+
+func newInput(f *os.File) *input { return &input{turn: make(chan struct{}, 1), f: f} }
+
+// recoverInput takes over what the keeper held. The position comes with the first send.
+func recoverInput(f *os.File, p *proc) *input {
+	in := newInput(f)
+	if w, err := pollable(f); err == nil {
+		in.f = w
+	} else {
+		in.f = nil
+	}
+	in.next = p.Sent.Next
+	in.unknown = p.Sent.Sending > 0
+	return in
+}
+
+func (in *input) isClosed() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.f == nil
+}
+
+// holder is the descriptor for a keeper; nil once closed.
+func (in *input) holder() *os.File {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.f
+}
+
+func (in *input) close() {
+	in.mu.Lock()
+	f := in.f
+	in.f = nil
+	in.mu.Unlock()
+	if f != nil {
+		_ = f.Close() // frees a send in progress, which then says how far it came
+	}
+}
+
+// write writes all of data, or returns how much went through and why not more. It waits while the pipe is full.
+func (in *input) write(ctx context.Context, data []byte) (int, error) {
+	in.mu.Lock()
+	f := in.f
+	in.mu.Unlock()
+	if f == nil {
+		return 0, os.ErrClosed
+	}
+	stop := context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(time.Unix(1, 0)) })
+	n, err := f.Write(data)
+	if !stop() {
+		_ = f.SetWriteDeadline(time.Time{})
+	}
+	in.mu.Lock()
+	in.next += int64(n)
+	in.mu.Unlock()
+	return n, err
+}
+
+// SendInput writes to a command's standard input at an offset and returns where the next byte goes. Bytes that were
+// taken before are dropped; a hole is Invalid. It waits while the pipe is full. When the outcome of a send was lost with
+// an edge, every further one is Unknown.
+func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte) (int64, error) {
+	p, err := t.find(number)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.wait(ctx, p.begun); err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	in, stream := p.input, p.Input == inputStream
+	p.mu.Unlock()
+	closed := errdefs.New(errdefs.FailedPrecondition, p.object(), "its input is closed").
+		WithHint("Start it with stdin to send input")
+	if in == nil || !stream {
+		return 0, closed
+	}
+	select {
+	case in.turn <- struct{}{}:
+		defer func() { <-in.turn }()
+	case <-ctx.Done():
+		return 0, canceled(ctx, p.object())
+	}
+	in.mu.Lock()
+	next, unknown, open := in.next, in.unknown, in.f != nil
+	in.mu.Unlock()
+	switch {
+	case unknown:
+		return 0, errdefs.New(errdefs.Unknown, p.object(), "a send was in flight when the node's daemon restarted").
+			WithHint("How much arrived cannot be told. Start the command again if it matters")
+	case offset < 0 || offset > next:
+		return next, errdefs.New(errdefs.Invalid, p.object(), "input at offset %d, but the next byte is %d", offset, next).
+			WithField("offset", "").WithHint("Send what is missing first")
+	case offset+int64(len(data)) <= next:
+		return next, nil
+	case !open:
+		return next, closed
+	}
+	data = data[next-offset:]
+	if err := p.saveInput(sent{Next: next, Sending: int64(len(data))}); err != nil {
+		return next, err
+	}
+	n, werr := in.write(ctx, data)
+	next += int64(n)
+	if err := p.saveInput(sent{Next: next}); err != nil {
+		return next, err
+	}
+	switch {
+	case werr == nil:
+		return next, nil
+	case errors.Is(werr, os.ErrDeadlineExceeded):
+		return next, canceled(ctx, p.object())
+	case errors.Is(werr, syscall.EPIPE), errors.Is(werr, os.ErrClosed):
+		return next, closed
+	}
+	return next, fmt.Errorf("write to the input of %s: %w", p.object(), werr)
+}
+
+func (p *proc) saveInput(s sent) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encode the input of %s: %w", p.object(), err)
+	}
+	if err := p.t.cfg.Memory.Save(p.inputName(), data); err != nil {
+		return fmt.Errorf("remember the input of %s: %w", p.object(), err)
+	}
+	return nil
+}
+
+// CloseInput gives a command the end of its input. Idempotent.
+func (t *Table) CloseInput(ctx context.Context, number int64) error {
+	p, err := t.find(number)
+	if err != nil {
+		return err
+	}
+	if err := p.wait(ctx, p.begun); err != nil {
+		return err
+	}
+	t.closeInput(p)
+	return nil
+}

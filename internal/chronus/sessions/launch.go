@@ -1,0 +1,677 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/image"
+	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/linux/pipe"
+	"github.com/sandsea/sandsea/internal/record"
+	"github.com/sandsea/sandsea/internal/sandbox"
+)
+
+// DefaultPath is PATH where neither the image nor the sandbox nor the command sets it.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// prefill is how much input goes into the pipe before the command starts; less than the smallest pipe.
+const prefill = 48 << 10
+
+// Start is a request to start a command.
+type Start struct {
+	Command Command
+	Key     string
+	Note    []byte
+	// Op is the call in whose name the key stands: "run" or "start".
+	Op string
+	// Input is all of standard input; nil and Stream false is end of file at once.
+	Input []byte
+	// Stream leaves standard input open for SendInput.
+	Stream bool
+}
+
+func (s Start) validate() error {
+	c := s.Command
+	if err := sandbox.CheckArgv("command.argv", c.Argv); err != nil {
+		return err
+	}
+	if err := sandbox.CheckEnv("command.env", c.Env); err != nil {
+		return err
+	}
+	if err := sandbox.CheckUser("command.user", c.User); err != nil {
+		return err
+	}
+	if err := sandbox.CheckPath("command.cwd", c.Cwd); err != nil {
+		return err
+	}
+	if err := sandbox.CheckKey("key", s.Key); err != nil {
+		return err
+	}
+	if c.Timeout < 0 {
+		return errdefs.New(errdefs.Invalid, "", "command.timeout_ms: is below 0").WithField("command.timeout_ms", "").
+			WithHint("0 means no limit")
+	}
+	if len(s.Note) > MaxNote {
+		return errdefs.New(errdefs.Invalid, "", "note: %d bytes", len(s.Note)).WithField("note", "4 KiB").
+			WithHint("Keep at most 4 KiB, the rest elsewhere")
+	}
+	return nil
+}
+
+// digest is what the key stands for: all but the time limit and the note.
+func (s Start) digest() (string, error) {
+	c := s.Command
+	c.Timeout = 0
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encode a command: %w", err)
+	}
+	mode := []byte{0}
+	switch {
+	case s.Stream:
+		mode[0] = 2
+	case s.Input != nil:
+		mode[0] = 1
+	}
+	return sandbox.Digest(s.Op, raw, mode, s.Input), nil
+}
+
+// begin starts a command, or finds the one that the key stands for. It returns once the start is decided: the command
+// runs, or it failed to, which is a result. An error means that nothing was started and nothing is remembered.
+func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err error) {
+	if err := s.validate(); err != nil {
+		return nil, false, err
+	}
+	digest := ""
+	if s.Key != "" {
+		if digest, err = s.digest(); err != nil {
+			return nil, false, err
+		}
+	}
+	t.mu.Lock()
+	if known := t.keys[s.Key]; s.Key != "" && known != nil {
+		t.mu.Unlock()
+		if known.Digest != digest {
+			return nil, false, errdefs.New(errdefs.AlreadyExists, t.object(), "the key %q stands for another command", s.Key).
+				WithField("key", "").WithHint("Use a new key for a new command")
+		}
+		return known, true, known.wait(ctx, known.begun)
+	}
+	if t.end != nil {
+		defer t.mu.Unlock()
+		return nil, false, Gone(t.cfg.ID, *t.end)
+	}
+	if t.line == nil {
+		t.mu.Unlock()
+		return nil, false, errdefs.New(errdefs.Unavailable, t.object(), "is not ready yet")
+	}
+	if s.Key != "" && len(t.keys) >= MaxKeys {
+		t.mu.Unlock()
+		return nil, false, errdefs.New(errdefs.Exhausted, t.object(), "has used its %d keys", MaxKeys).
+			WithField("key", "100000 keys").WithHint("Go on in another sandbox")
+	}
+	p = t.newProc(entry{
+		Number: t.next, Key: s.Key, Digest: digest, Command: s.Command.clip(), Note: s.Note, Started: t.cfg.Now().UTC(),
+	})
+	t.next++
+	t.procs[p.number] = p
+	if p.key != "" {
+		t.keys[p.key] = p
+	}
+	line := *t.line
+	t.mu.Unlock()
+	t.count(p)
+	t.busy()
+
+	// From here on the start is decided whether or not its caller stays.
+	lctx, stop := context.WithTimeout(context.WithoutCancel(ctx), launchTime)
+	defer stop()
+	failure, err := t.launch(lctx, line, p, s)
+	switch {
+	case err != nil:
+		t.forget(p, err)
+		if gone := t.goneError(); gone != nil {
+			err = gone
+		}
+		return nil, false, err
+	case failure != nil:
+		p.mu.Lock()
+		p.claimed = true
+		p.final = true
+		p.mu.Unlock()
+		close(p.begun)
+		t.conclude(p, Result{ExitCode: failure.exitCode(), StartFailure: failure})
+	default:
+		close(p.begun)
+	}
+	return p, false, nil
+}
+
+// forget undoes a start of which nothing is left.
+func (t *Table) forget(p *proc, err error) {
+	t.mu.Lock()
+	delete(t.procs, p.number)
+	if t.keys[p.key] == p {
+		delete(t.keys, p.key)
+	}
+	t.mu.Unlock()
+	t.uncount(p)
+	p.fail(err)
+	if ferr := t.cfg.Memory.Forget(p.name(), p.inputName()); ferr != nil {
+		t.cfg.Log.Warn("forget a command that was not started", "sandbox", t.cfg.ID, "process", p.number, "err", ferr)
+	}
+	t.busy()
+}
+
+// resolved is a command without names and defaults.
+func (t *Table) resolve(ctx context.Context, c Command) (chronus.Spawn, *StartFailure, error) {
+	name := c.User
+	if name == "" {
+		name = t.cfg.User
+	}
+	if name == "" {
+		name = "root"
+	}
+	u, err := t.lookup(ctx, name)
+	if errors.Is(err, errdefs.NotFound) {
+		return chronus.Spawn{}, &StartFailure{Kind: "user", Message: fmt.Sprintf("the sandbox has no user %q", name)}, nil
+	}
+	if err != nil {
+		return chronus.Spawn{}, nil, fmt.Errorf("look up the user %q: %w", name, err)
+	}
+	cwd := t.cfg.Workdir
+	if cwd == "" {
+		cwd = "/"
+	}
+	switch {
+	case strings.HasPrefix(c.Cwd, "/"):
+		cwd = c.Cwd
+	case c.Cwd != "":
+		// Not cleaned: what .. means behind a symbolic link is for the inside to say.
+		cwd = strings.TrimSuffix(cwd, "/") + "/" + c.Cwd
+	}
+	return chronus.Spawn{Argv: c.Argv, Env: t.environ(c, u), Cwd: cwd, IDs: u.IDs, Umask: 0o022}, nil, nil
+}
+
+// environ lays image, sandbox and command over each other, and under them what a login would set.
+func (t *Table) environ(c Command, u User) []string {
+	own := make([]string, 0, len(c.Env))
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		own = append(own, k+"="+c.Env[k])
+	}
+	if c.ReplaceEnv {
+		return own
+	}
+	name, home := u.Name, u.Home
+	if home == "" {
+		home = "/"
+	}
+	base := []string{"PATH=" + DefaultPath, "HOME=" + home}
+	if name != "" {
+		base = append(base, "USER="+name, "LOGNAME="+name)
+	}
+	return image.MergeEnv(base, t.cfg.Env, own)
+}
+
+// undo is a stack of what to take back.
+type undo []func()
+
+func (u *undo) push(f func()) { *u = append(*u, f) }
+
+func (u *undo) run() {
+	for _, f := range slices.Backward(*u) {
+		f()
+	}
+	*u = nil
+}
+
+// launch performs a start: everything is remembered and recorded before the command exists.
+func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failure *StartFailure, err error) {
+	var back undo
+	defer func() {
+		if failure != nil || err != nil {
+			back.run()
+		}
+	}()
+	spawn, failure, err := t.resolve(ctx, s.Command)
+	if failure != nil || err != nil {
+		return failure, err
+	}
+	spawn.Number = p.number
+	ooms, err := line.OOMKills()
+	if err != nil {
+		return nil, fmt.Errorf("count out-of-memory kills of %s: %w", t.object(), err)
+	}
+	mode := inputNone
+	switch {
+	case s.Stream:
+		mode = inputStream
+	case len(s.Input) > prefill:
+		mode = inputFeed
+	}
+	p.mu.Lock()
+	p.Input, p.OOMs = mode, ooms
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		return nil, err
+	}
+
+	x, err := line.NewExec(ctx, p.number)
+	if err != nil {
+		return nil, fmt.Errorf("make a control group for %s: %w", p.object(), err)
+	}
+	back.push(func() {
+		if err := errors.Join(x.Kill(), x.Remove()); err != nil {
+			t.cfg.Log.Warn("undo a start", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+		}
+	})
+	io, ends, err := t.plumb(p, s, line.UIDBase, spawn.IDs, &back)
+	if err != nil {
+		return nil, err
+	}
+	defer ends.run()
+	stdio := x.Stdio()
+	stdio.In, stdio.Out, stdio.Err = io.in, io.out, io.err
+
+	kx := keeper.Exec{Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: x.KillFile(), Remaining: s.Command.Timeout, Stdin: io.feed}
+	for _, o := range io.outputs {
+		kx.Streams = append(kx.Streams, keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file})
+	}
+	p.mu.Lock()
+	p.exec, p.out = x, io.outputs
+	if s.Command.Timeout > 0 {
+		p.ends = time.Now().Add(s.Command.Timeout)
+	}
+	if mode != inputNone {
+		p.input = newInput(io.feed)
+	}
+	p.mu.Unlock()
+	back.push(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.closeLocked()
+		p.exec = nil
+	})
+	if err := t.cfg.Keeper.Record(ctx, kx); err != nil {
+		return nil, fmt.Errorf("record the output of %s: %w", p.object(), err)
+	}
+	back.push(func() {
+		uctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer stop()
+		if err := t.cfg.Keeper.Release(uctx, p.keeperKey()); err != nil {
+			t.cfg.Log.Warn("undo a recording", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+		}
+	})
+	pid, err := line.Channel.Spawn(ctx, spawn, stdio)
+	if se, ok := errors.AsType[*chronus.StartError](err); ok {
+		return startFailure(s.Command, spawn.Cwd, string(se.Step), se.Errno, se.Interpreter), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", p.object(), err)
+	}
+	p.mu.Lock()
+	p.pid = pid
+	p.mu.Unlock()
+	if mode == inputFeed {
+		t.wg.Go(func() { t.feed(p, s.Input) })
+	}
+	return nil, nil
+}
+
+// plumbing is the descriptors of a command: what it gets, and what stays here.
+type plumbing struct {
+	in, out, err *os.File
+	outputs      []*output
+	feed         *os.File // write end of standard input, when something is still to come
+}
+
+// plumb makes pipes and records. ends closes the command's ends, once it has them or will not; back undoes the rest.
+func (t *Table) plumb(p *proc, s Start, base uint32, ids chronus.IDs, back *undo) (io plumbing, ends *undo, err error) {
+	ends = &undo{}
+	defer func() {
+		if err != nil {
+			ends.run()
+		}
+	}()
+	if err := os.MkdirAll(t.dir(), 0o700); err != nil {
+		return io, ends, fmt.Errorf("make the output directory of %s: %w", t.object(), err)
+	}
+	own := func(f *os.File) error {
+		// The command's user may then open /dev/stdout again, as shells and test runners do.
+		if err := f.Chown(int(base+ids.UID), int(base+ids.GID)); err != nil && os.Geteuid() == 0 {
+			return fmt.Errorf("give a pipe to the user of %s: %w", p.object(), err)
+		}
+		return nil
+	}
+	stream := func(n record.Stream) (*os.File, error) {
+		r, w, err := pipe.New()
+		if err != nil {
+			return nil, fmt.Errorf("make a pipe for %s: %w", p.object(), err)
+		}
+		back.push(func() { _ = r.Close() })
+		ends.push(func() { _ = w.Close() })
+		path := record.Path(t.cfg.Dir, t.cfg.ID, p.number, n)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("make the record of %s: %w", p.object(), err)
+		}
+		back.push(func() { _ = f.Close(); _ = os.Remove(path) })
+		io.outputs = append(io.outputs, &output{stream: n, pipe: r, file: f, drained: make(chan struct{})})
+		return w, own(w)
+	}
+	if io.out, err = stream(record.Stdout); err != nil {
+		return io, ends, err
+	}
+	if !s.Command.MergeStderr {
+		if io.err, err = stream(record.Stderr); err != nil {
+			return io, ends, err
+		}
+	}
+	r, w, err := pipe.New()
+	if err != nil {
+		return io, ends, fmt.Errorf("make a pipe for %s: %w", p.object(), err)
+	}
+	ends.push(func() { _ = r.Close() })
+	io.in = r
+	if err := own(r); err != nil {
+		_ = w.Close()
+		return io, ends, err
+	}
+	if s.Stream || len(s.Input) > prefill {
+		if io.feed, err = pollable(w); err != nil {
+			return io, ends, err
+		}
+		back.push(func() { _ = io.feed.Close() })
+		return io, ends, nil
+	}
+	_, err = w.Write(s.Input)
+	return io, ends, errors.Join(err, w.Close())
+}
+
+// pollable makes the write end of a pipe one that a goroutine can wait on and stop waiting on. Its read end, another open
+// file, stays blocking for the command.
+func pollable(w *os.File) (*os.File, error) {
+	fd, err := syscall.Dup(int(w.Fd()))
+	_ = w.Close()
+	if err != nil {
+		return nil, fmt.Errorf("duplicate a pipe: %w", err)
+	}
+	syscall.CloseOnExec(fd)
+	if err := syscall.SetNonblock(fd, true); err != nil {
+		_ = syscall.Close(fd)
+		return nil, fmt.Errorf("make a pipe pollable: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "stdin"), nil
+}
+
+// feed writes the input of a Run and closes it.
+func (t *Table) feed(p *proc, data []byte) {
+	p.mu.Lock()
+	in := p.input
+	p.mu.Unlock()
+	for len(data) > 0 {
+		part := data[:min(len(data), 1<<20)]
+		if _, err := in.write(context.Background(), part); err != nil {
+			break // the command closed its input or ended: its affair
+		}
+		data = data[len(part):]
+	}
+	if t.abandoned() {
+		return // the input is not complete, and the next edge is to know it
+	}
+	p.mu.Lock()
+	p.Fed = true
+	p.mu.Unlock()
+	if err := p.save(); err != nil {
+		t.cfg.Log.Warn("remember that input is complete", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+	}
+	t.closeInput(p)
+}
+
+func (t *Table) closeInput(p *proc) {
+	p.mu.Lock()
+	in := p.input
+	p.mu.Unlock()
+	if in == nil {
+		return
+	}
+	in.close()
+	ctx, stop := context.WithTimeout(context.Background(), undoTime)
+	defer stop()
+	if err := t.cfg.Keeper.CloseInput(ctx, p.keeperKey()); err != nil {
+		t.cfg.Log.Warn("close the keeper's end of an input", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+	}
+}
+
+// save remembers the command as it stands.
+func (p *proc) save() error {
+	p.mu.Lock()
+	data, err := json.Marshal(p.entry)
+	p.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", p.object(), err)
+	}
+	if err := p.t.cfg.Memory.Save(p.name(), data); err != nil {
+		return fmt.Errorf("remember %s: %w", p.object(), err)
+	}
+	return nil
+}
+
+// onExit takes one exit status from the inside, possibly again.
+func (t *Table) onExit(e chronus.Exit) {
+	p, err := t.find(e.Number)
+	if err != nil || p.ended() {
+		t.ack(e.Number)
+		return
+	}
+	if p.claim() {
+		t.wg.Go(func() { t.exited(p, e) })
+	}
+}
+
+func (t *Table) ack(number int64) {
+	t.mu.Lock()
+	line := t.line
+	t.mu.Unlock()
+	if line == nil {
+		return
+	}
+	if err := line.Channel.Ack(number); err != nil {
+		t.cfg.Log.Debug("acknowledge an exit", "sandbox", t.cfg.ID, "process", number, "err", err)
+	}
+}
+
+// exited makes the result of a command whose first process ended.
+func (t *Table) exited(p *proc, e chronus.Exit) {
+	<-p.begun
+	p.mu.Lock()
+	limited := p.Command.Timeout > 0 && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL &&
+		time.Until(p.ends) < firedWait/2
+	x := p.exec
+	p.mu.Unlock()
+	if limited {
+		timer := time.NewTimer(firedWait)
+		select {
+		case <-p.fired:
+		case <-t.left:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	timer := time.NewTimer(drainWait)
+	select {
+	case <-p.drainedC():
+	case <-p.quit:
+	case <-t.left:
+	case <-timer.C:
+	}
+	timer.Stop()
+	if t.abandoned() {
+		return // the exit status stays inside for the next edge
+	}
+
+	r := Result{CPU: e.CPU, Wall: e.Wall, PeakMemory: e.MaxRSS}
+	if x != nil {
+		if cpu, err := x.CPU(); err == nil {
+			r.CPU = max(cpu, e.CPU)
+		}
+	}
+	t.mu.Lock()
+	line := t.line
+	t.mu.Unlock()
+	p.mu.Lock()
+	switch {
+	case p.infra != "":
+		r.ExitCode, r.InfraError = 125, p.infra
+	case p.firedSet && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL:
+		r.TimedOut, r.ExitCode, r.Signal = true, 124, int(syscall.SIGKILL)
+	case e.Status.Signaled():
+		r.Signal = int(e.Status.Signal())
+		r.ExitCode = 128 + r.Signal
+	default:
+		r.ExitCode = e.Status.ExitStatus()
+	}
+	before := p.OOMs
+	p.mu.Unlock()
+	if r.Signal == int(syscall.SIGKILL) && !r.TimedOut && line != nil {
+		if n, err := line.OOMKills(); err == nil && n > before {
+			r.OOM = true
+		}
+	}
+	if t.conclude(p, r) {
+		t.ack(p.number)
+	}
+	t.finalize(p)
+}
+
+// conclude remembers a result and tells it; false means that it could only be told. The caller claimed p.
+func (t *Table) conclude(p *proc, r Result) (remembered bool) {
+	var cut bool
+	r.StdoutBytes, r.StderrBytes, cut = p.sizes()
+	r.Truncated = r.Truncated || cut
+	lost := t.withSandbox(r)
+	p.mu.Lock()
+	e := p.entry
+	if e.Ended.IsZero() {
+		e.Ended = t.cfg.Now().UTC()
+	}
+	e.Result, e.Lost = &r, lost
+	p.mu.Unlock()
+	err := t.cfg.Memory.SaveNext(p.name(), func(seq int64) ([]byte, error) {
+		e.Seq = seq
+		return json.Marshal(e)
+	})
+	if err != nil {
+		// The exit status then stays inside, unacknowledged, and is told again after a restart.
+		t.cfg.Log.Error("remember a result", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+	}
+	p.mu.Lock()
+	p.entry = e
+	disarm := p.Command.Timeout > 0 && !p.firedSet && !p.final
+	p.mu.Unlock()
+	t.uncount(p)
+	close(p.done)
+	t.busy()
+	if t.cfg.Ended != nil {
+		t.cfg.Ended(p.number, r)
+	}
+	if disarm {
+		// What the command left in the background lives on.
+		ctx, stop := context.WithTimeout(context.Background(), undoTime)
+		defer stop()
+		if rerr := t.cfg.Keeper.Rearm(ctx, p.keeperKey(), time.Time{}, 0); rerr != nil {
+			t.cfg.Log.Debug("disarm a time limit", "sandbox", t.cfg.ID, "process", p.number, "err", rerr)
+		}
+	}
+	return err == nil
+}
+
+// finalize gives everything back once the last writer of an ended command is gone.
+func (t *Table) finalize(p *proc) {
+	select {
+	case <-p.drainedC():
+	case <-p.quit:
+	case <-t.left:
+		return // the keeper goes on recording
+	}
+	p.mu.Lock()
+	if p.final {
+		p.mu.Unlock()
+		return
+	}
+	x := p.exec
+	p.exec = nil
+	rest := slices.Clone(p.out)
+	p.mu.Unlock()
+
+	ctx, stop := context.WithTimeout(context.Background(), undoTime)
+	defer stop()
+	if err := t.cfg.Keeper.Release(ctx, p.keeperKey()); err != nil {
+		t.cfg.Log.Debug("release a recording", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+		p.setUnreleased(true)
+	}
+	for _, o := range rest {
+		if err := o.drain(); err != nil {
+			t.cfg.Log.Warn("record the last output", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+		}
+	}
+	p.mu.Lock()
+	p.closeLocked()
+	p.mu.Unlock()
+	if x != nil {
+		if err := x.Remove(); err != nil {
+			t.cfg.Log.Debug("remove a control group", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+		}
+	}
+	t.trim()
+}
+
+// drain moves what is left in a pipe whose writers are gone and that the keeper does not read any more into the record.
+func (o *output) drain() error {
+	if o.pipe == nil || o.file == nil {
+		return nil
+	}
+	size, err := o.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	conn, err := o.pipe.SyscallConn()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	cerr := conn.Control(func(fd uintptr) {
+		if err = syscall.SetNonblock(int(fd), true); err != nil {
+			return
+		}
+		for {
+			var n int
+			n, err = syscall.Read(int(fd), buf)
+			switch {
+			case n > 0:
+				if _, err = o.file.WriteAt(buf[:n], size); err != nil {
+					return
+				}
+				size += int64(n)
+			case errors.Is(err, syscall.EINTR):
+			case n == 0 && err == nil, errors.Is(err, syscall.EAGAIN):
+				err = nil
+				return
+			default:
+				return
+			}
+		}
+	})
+	return errors.Join(err, cerr)
+}

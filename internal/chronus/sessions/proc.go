@@ -1,0 +1,456 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/record"
+)
+
+// Command is what to run, as the caller said it.
+type Command struct {
+	Argv        []string          `json:"argv"`
+	Env         map[string]string `json:"env,omitempty"`
+	ReplaceEnv  bool              `json:"replace_env,omitempty"`
+	User        string            `json:"user,omitempty"`
+	Cwd         string            `json:"cwd,omitempty"`
+	MergeStderr bool              `json:"merge_stderr,omitempty"`
+	Timeout     time.Duration     `json:"timeout,omitempty"`
+}
+
+// StartFailure says why a command never ran.
+type StartFailure struct {
+	Kind    string `json:"kind"`
+	Message string `json:"message"`
+	Errno   int    `json:"errno,omitempty"`
+}
+
+// Result is how a command ended; see sandsea.v1.Result.
+type Result struct {
+	ExitCode     int           `json:"exit_code"`
+	Signal       int           `json:"signal,omitempty"`
+	TimedOut     bool          `json:"timed_out,omitempty"`
+	OOM          bool          `json:"oom,omitempty"`
+	Truncated    bool          `json:"truncated,omitempty"`
+	StdoutBytes  int64         `json:"stdout_bytes,omitempty"`
+	StderrBytes  int64         `json:"stderr_bytes,omitempty"`
+	Wall         time.Duration `json:"wall,omitempty"`
+	CPU          time.Duration `json:"cpu,omitempty"`
+	PeakMemory   int64         `json:"peak_memory,omitempty"`
+	Paused       time.Duration `json:"paused,omitempty"`
+	StartFailure *StartFailure `json:"start_failure,omitempty"`
+	InfraError   string        `json:"infra_error,omitempty"`
+}
+
+// State is where a command stands.
+type State int
+
+// The states.
+const (
+	Running State = iota + 1
+	Exited
+	Failed // never ran
+)
+
+// Info is a command as it is shown.
+type Info struct {
+	Number    int64
+	Command   Command
+	State     State
+	Started   time.Time
+	Ended     time.Time
+	Result    *Result
+	HostPid   int64
+	InputOpen bool
+}
+
+// The ways in which standard input is given.
+const (
+	inputNone   = ""       // end of file at once, or everything was in the pipe before the start
+	inputStream = "stream" // left open for SendInput
+	inputFeed   = "feed"   // written by the call that started it
+)
+
+// entry is what is remembered of a command.
+type entry struct {
+	Number  int64     `json:"number"`
+	Seq     int64     `json:"seq,omitempty"`
+	Key     string    `json:"key,omitempty"`
+	Digest  string    `json:"digest,omitempty"`
+	Command Command   `json:"command"`
+	Note    []byte    `json:"note,omitempty"`
+	Input   string    `json:"input,omitempty"`
+	Fed     bool      `json:"fed,omitempty"`
+	OOMs    int64     `json:"ooms,omitempty"`
+	Started time.Time `json:"started,omitzero"`
+	Ended   time.Time `json:"ended,omitzero"`
+	Result  *Result   `json:"result,omitempty"`
+	// Lost: it ended because its sandbox did.
+	Lost bool `json:"lost,omitempty"`
+}
+
+// proc is one command.
+type proc struct {
+	t      *Table
+	number int64
+	key    string
+	begun  chan struct{} // closed when the start is decided
+	done   chan struct{} // closed when the result is known
+	fired  chan struct{} // closed when the keeper said that time is up
+
+	counted bool // guarded by the Table's mu: it is one of the running commands
+
+	mu       sync.Mutex
+	entry              // guarded by mu
+	err      error     // guarded by mu: the start was undone, or the sandbox went away
+	Sent     sent      // guarded by mu: what an edge before remembered of the input
+	exec     Exec      // guarded by mu: until finalized
+	out      []*output // guarded by mu
+	input    *input    // guarded by mu
+	pid      int       // guarded by mu: inside
+	ends     time.Time // guarded by mu: when the time limit comes, by the monotonic clock
+	firedSet bool      // guarded by mu
+	claimed  bool      // guarded by mu: somebody concludes it
+	final    bool      // guarded by mu: descriptors are given back
+	stale    bool      // guarded by mu: the keeper may still hold it
+	infra    string    // guarded by mu: why the platform killed it
+	quit     chan struct{}
+	quitOnce sync.Once
+}
+
+// output is one recorded stream.
+type output struct {
+	stream  record.Stream
+	pipe    *os.File
+	file    *os.File
+	drained chan struct{}
+	closed  bool           // guarded by the proc's mu: drained is closed
+	pins    []record.Range // guarded by the proc's mu
+}
+
+const (
+	clipCommand = 16 << 10
+	inputSuffix = ".in"
+)
+
+func (t *Table) newProc(e entry) *proc {
+	return &proc{
+		t: t, number: e.Number, key: e.Key, entry: e, begun: make(chan struct{}), done: make(chan struct{}),
+		fired: make(chan struct{}), quit: make(chan struct{}), claimed: e.Result != nil,
+	}
+}
+
+// clip shortens what is kept of a command for display.
+func (c Command) clip() Command {
+	left := clipCommand
+	short := func(s string) string {
+		if len(s) > left {
+			s = s[:left] + "..."
+		}
+		left = max(0, left-len(s))
+		return s
+	}
+	argv := make([]string, 0, len(c.Argv))
+	for i, a := range c.Argv {
+		if left == 0 {
+			argv = append(argv, fmt.Sprintf("... (%d more)", len(c.Argv)-i))
+			break
+		}
+		argv = append(argv, short(a))
+	}
+	c.Argv = argv
+	env := maps.Clone(c.Env)
+	for k, v := range env {
+		if left == 0 {
+			delete(env, k)
+			continue
+		}
+		env[k] = short(v)
+	}
+	c.Env = env
+	return c
+}
+
+func (p *proc) name() string          { return fmt.Sprintf("%s/%016d", p.t.cfg.ID, p.number) }
+func (p *proc) inputName() string     { return p.name() + inputSuffix }
+func (p *proc) object() string        { return fmt.Sprintf("process %d of %s", p.number, p.t.object()) }
+func (p *proc) keeperKey() keeper.Key { return keeper.Key{Sandbox: p.t.cfg.ID, Number: p.number} }
+
+func (p *proc) paths(dir string) []string {
+	return []string{
+		record.Path(dir, p.t.cfg.ID, p.number, record.Stdout), record.Path(dir, p.t.cfg.ID, p.number, record.Stderr),
+	}
+}
+
+func (p *proc) endedLocked() bool { return p.Result != nil }
+
+func (p *proc) ended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.endedLocked()
+}
+
+// settled: ended, and all descriptors are given back.
+func (p *proc) settled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.endedLocked() && (p.final || p.exec == nil && len(p.out) == 0)
+}
+
+// claim makes the caller the one who concludes the command.
+func (p *proc) claim() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.claimed {
+		return false
+	}
+	p.claimed = true
+	return true
+}
+
+// fail undoes a start in the eyes of those who wait for it.
+func (p *proc) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err = err
+	p.claimed = true
+	select {
+	case <-p.begun:
+	default:
+		close(p.begun)
+	}
+	select {
+	case <-p.done:
+	default:
+		close(p.done)
+	}
+}
+
+func (p *proc) kill() error {
+	p.mu.Lock()
+	x := p.exec
+	p.mu.Unlock()
+	if x == nil {
+		return nil
+	}
+	return x.Kill()
+}
+
+// orphan says that no process of the sandbox is left, so that nothing writes any more.
+func (p *proc) orphan() { p.quitOnce.Do(func() { close(p.quit) }) }
+
+// abandonInput frees whoever writes to the input.
+func (p *proc) abandonInput() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.input != nil {
+		p.input.close()
+	}
+}
+
+// abandon gives descriptors back without an end. Those of the Exec are its backend's to close.
+func (p *proc) abandon() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claimed = true
+	p.closeLocked()
+	p.exec = nil
+}
+
+func (p *proc) closeLocked() {
+	for _, o := range p.out {
+		for _, f := range []*os.File{o.pipe, o.file} {
+			if f != nil {
+				_ = f.Close()
+			}
+		}
+	}
+	p.out = nil
+	if p.input != nil {
+		p.input.close()
+	}
+	p.final = true
+}
+
+// wait waits for c within ctx.
+func (p *proc) wait(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+	case <-ctx.Done():
+		return canceled(ctx, p.object())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+func canceled(ctx context.Context, object string) error {
+	kind := errdefs.Canceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = errdefs.Deadline
+	}
+	return errdefs.New(kind, object, "the caller stopped waiting").Wrap(context.Cause(ctx))
+}
+
+func (p *proc) info() Info {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := Info{
+		Number: p.number, Command: p.Command, State: Running, Started: p.Started, Ended: p.Ended,
+		InputOpen: p.input != nil && !p.input.isClosed(),
+	}
+	if p.Result != nil {
+		r := *p.Result
+		i.Result, i.State = &r, Exited
+		if r.StartFailure != nil {
+			i.State = Failed
+		}
+		return i
+	}
+	if p.exec != nil {
+		if pids, err := p.exec.Pids(); err == nil && len(pids) > 0 {
+			i.HostPid = int64(pids[0])
+		}
+	}
+	return i
+}
+
+// drainedC is closed when every stream has reached its end.
+func (p *proc) drainedC() <-chan struct{} {
+	p.mu.Lock()
+	var waits []chan struct{}
+	for _, o := range p.out {
+		waits = append(waits, o.drained)
+	}
+	p.mu.Unlock()
+	if len(waits) == 1 {
+		return waits[0]
+	}
+	all := make(chan struct{})
+	go func() {
+		defer close(all)
+		for _, w := range waits {
+			select {
+			case <-w:
+			case <-p.quit:
+				return
+			}
+		}
+	}()
+	return all
+}
+
+// sizes are the bytes ever written so far, and whether some of them are not kept.
+func (p *proc) sizes() (stdout, stderr int64, cut bool) {
+	for i, path := range p.paths(p.t.cfg.Dir) {
+		fi, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		if i == 0 {
+			stdout = fi.Size()
+		} else {
+			stderr = fi.Size()
+		}
+		cut = cut || holes(path, fi.Size())
+	}
+	return stdout, stderr, cut
+}
+
+// keeperExec is what a keeper needs to go on recording p; ok is false when nothing is to be recorded.
+func (p *proc) keeperExec() (keeper.Exec, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.final || p.exec == nil {
+		return keeper.Exec{}, false
+	}
+	x := keeper.Exec{Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: p.exec.KillFile()}
+	for _, o := range p.out {
+		if !o.closed {
+			x.Streams = append(x.Streams, keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file, Pins: o.pins})
+		}
+	}
+	if p.input != nil {
+		x.Stdin = p.input.holder()
+	}
+	if !p.ends.IsZero() && p.Result == nil {
+		x.Remaining = max(time.Until(p.ends), 1)
+	}
+	return x, len(x.Streams) > 0 || x.Remaining > 0
+}
+
+func (p *proc) unreleased() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stale
+}
+
+func (p *proc) setUnreleased(v bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stale = v
+}
+
+// startFailure words the errno of a start; see clients.md D3 for the kinds.
+func startFailure(c Command, cwd string, step string, errno syscall.Errno, interpreter bool) *StartFailure {
+	f := &StartFailure{Errno: int(errno)}
+	say := func(kind, format string, args ...any) *StartFailure {
+		f.Kind, f.Message = kind, fmt.Sprintf(format, args...)
+		return f
+	}
+	name := c.Argv[0]
+	if len(name) > 200 {
+		name = name[:200] + "..."
+	}
+	switch step {
+	case "cwd":
+		return say("cwd", "cannot enter the directory %q: %v", cwd, errno)
+	case "user":
+		return say("user", "cannot act as the user %q: %v", c.User, errno)
+	case "fork", "cgroup":
+		return say("resources", "no room for another process: %v", errno)
+	case "exec":
+		switch {
+		case interpreter:
+			return say("bad_interpreter", "%q needs an interpreter or loader that is not there", name)
+		case errno == syscall.ENOENT || errno == syscall.ENOTDIR:
+			return say("not_found", "%q is not there", name)
+		case errno == syscall.EACCES || errno == syscall.EPERM || errno == syscall.EISDIR || errno == syscall.ETXTBSY:
+			return say("not_executable", "%q cannot be executed: %v", name, errno)
+		case errno == syscall.ENOEXEC || errno == syscall.ELIBBAD:
+			return say("bad_interpreter", "%q is no program that this machine can run: %v", name, errno)
+		case errno == syscall.E2BIG:
+			return say("argument_too_long", "an argument or variable is longer than 131071 bytes, or all together are too long")
+		case errno == syscall.ENOMEM || errno == syscall.EAGAIN || errno == syscall.EMFILE || errno == syscall.ENFILE:
+			return say("resources", "no room to execute %q: %v", name, errno)
+		}
+		return say("broken_sandbox", "%q cannot be executed: %v", name, errno)
+	}
+	return say("broken_sandbox", "the sandbox cannot start commands any more: %s: %v", step, errno)
+}
+
+// exitCode is the code of a start that failed, as shells give it.
+func (f *StartFailure) exitCode() int {
+	if f.Kind == "not_found" {
+		return 127
+	}
+	return 126
+}
+
+// goneError is Gone when the sandbox is ending, else nil.
+func (t *Table) goneError() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.end == nil {
+		return nil
+	}
+	return Gone(t.cfg.ID, *t.end)
+}

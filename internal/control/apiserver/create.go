@@ -1,0 +1,551 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	nodev1 "github.com/sandsea/sandsea/api/node/v1"
+	pb "github.com/sandsea/sandsea/api/sandsea/v1"
+	"github.com/sandsea/sandsea/internal/control/iam"
+	"github.com/sandsea/sandsea/internal/control/nodeclient"
+	"github.com/sandsea/sandsea/internal/control/placement"
+	"github.com/sandsea/sandsea/internal/image"
+	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/sandbox"
+	"github.com/sandsea/sandsea/internal/sandboxpb"
+	"github.com/sandsea/sandsea/internal/store"
+	"github.com/sandsea/sandsea/internal/store/keys"
+)
+
+const (
+	defaultReady = 30 * time.Second
+	maxReady     = time.Hour
+	// tries is how many nodes one round asks.
+	tries = 5
+	// undoLimit bounds what is done for a create after its caller has gone.
+	undoLimit = 30 * time.Second
+	dropLimit = 2 * time.Second
+)
+
+// createRecord is what the store remembers of a create: under its sandbox's id with the spec, under its key without.
+// Written by the API server alone, before the node is asked.
+type createRecord struct {
+	ID        sandbox.ID      `json:"id"`
+	Project   string          `json:"project"`
+	Node      node.Number     `json:"node"`
+	NodeEpoch int64           `json:"node_epoch"`
+	Digest    string          `json:"digest"`
+	Key       string          `json:"key,omitempty"`
+	By        string          `json:"by"`
+	Job       string          `json:"job,omitempty"`
+	Created   time.Time       `json:"created"`
+	Spec      json.RawMessage `json:"spec,omitempty"`
+}
+
+func (s *Server) readRecord(ctx context.Context, project, id string) (createRecord, bool, error) {
+	var rec createRecord
+	res, err := s.store.Txn(ctx, nil, []store.Op{store.Get(keys.Sandbox(project, id))}, nil)
+	if err != nil || len(res.Pairs) == 0 {
+		return rec, false, err
+	}
+	if err := json.Unmarshal(res.Pairs[0].Value, &rec); err != nil {
+		return rec, false, errdefs.New(errdefs.DataLoss, "record of sandbox "+id, "cannot be read").Wrap(err)
+	}
+	return rec, true, nil
+}
+
+// attempt is one create in work.
+type attempt struct {
+	s      *Server
+	who    iam.Caller
+	key    string
+	digest string
+	spec   sandbox.Spec
+	wire   *pb.SandboxSpec // the complete spec as a message
+	json   json.RawMessage // the same for the record
+	layers []image.Digest
+	config image.Config
+	need   placement.Need
+	began  time.Time
+	ready  time.Duration
+
+	rec    createRecord // in the store when rec.ID is set
+	keyRev int64        // revision of the key's record that is ours
+	// inherited: the id is an earlier call's, whose request may have reached the node.
+	inherited bool
+	refusals  map[string]int
+}
+
+// create makes a sandbox, or finds the one that the key stands for.
+func (s *Server) create(ctx context.Context, spec *pb.SandboxSpec, key string, readyMs int64) (*pb.Sandbox, error) {
+	if s.creating.Add(1) > maxCreates {
+		s.creating.Add(-1)
+		return nil, errdefs.New(errdefs.Exhausted, "", "%d creates are in work", maxCreates).WithRetryAfter(time.Second).
+			WithHint("Try again in a second")
+	}
+	defer s.creating.Add(-1)
+	a := &attempt{s: s, who: caller(ctx), key: key, began: time.Now(), refusals: map[string]int{}}
+	if err := a.read(spec, readyMs); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, a.ready)
+	defer stop()
+	if err := a.resolve(ctx); err != nil {
+		// What the key stands for exists even when its image is gone.
+		if key != "" {
+			if rec, rev, ok, kerr := a.lookUp(ctx); kerr == nil && ok {
+				if sb, found, err := a.known(ctx, rec, rev); found || err != nil {
+					return sb, err
+				}
+			}
+		}
+		return nil, err
+	}
+	sb, err := a.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.watcher.Note(sb)
+	return sb, nil
+}
+
+// read checks what the caller wrote.
+func (a *attempt) read(m *pb.SandboxSpec, readyMs int64) error {
+	if err := sandbox.CheckKey("key", a.key); err != nil {
+		return err
+	}
+	a.ready = time.Duration(readyMs) * time.Millisecond
+	if readyMs < 0 || readyMs > maxReady.Milliseconds() {
+		return errdefs.New(errdefs.Invalid, "", "ready_timeout_ms: %d is not between 0 and an hour", readyMs).
+			WithField("ready_timeout_ms", "1 h").WithHint("0 means 30 s")
+	}
+	a.ready = cmp.Or(a.ready, defaultReady)
+	asked, err := sandboxpb.ToSpec(m)
+	if err != nil {
+		return err
+	}
+	a.digest = asked.Digest()
+	if a.spec, err = asked.Validate(); err != nil {
+		return err
+	}
+	a.wire = sandboxpb.FromSpec(a.spec)
+	if a.json, err = (protojson.MarshalOptions{UseProtoNames: true}).Marshal(a.wire); err != nil {
+		return fmt.Errorf("encode the spec: %w", err)
+	}
+	l := a.spec.Limits
+	a.need = placement.Need{Memory: l.Memory, CPUMillis: l.CPUMillis, Pids: l.Pids, Missing: a.spec.Missing}
+	return nil
+}
+
+// resolve turns names into layers.
+func (a *attempt) resolve(ctx context.Context) error {
+	img, err := a.s.catalogue.environment(ctx, a.spec.Environment)
+	if err != nil {
+		return err
+	}
+	for _, l := range img.Layers {
+		a.layers = append(a.layers, l.Digest)
+	}
+	a.config = img.Config
+	return nil
+}
+
+// errRefused says that a node left nothing and another may be asked.
+var errRefused = errors.New("refused")
+
+// run places the sandbox, round after round while there is no room and time is left.
+func (a *attempt) run(ctx context.Context) (*pb.Sandbox, error) {
+	for round := 0; ; round++ {
+		sb, err := a.round(ctx)
+		if !errors.Is(err, errRefused) {
+			return sb, err
+		}
+		last := errors.Unwrap(err)
+		if e, ok := errors.AsType[*errdefs.Error](last); ok && e.RetryAfter == 0 || !a.wait(ctx) {
+			a.drop(ctx)
+			return nil, a.noRoom(last)
+		}
+	}
+}
+
+// round asks up to five nodes. An error that wraps errRefused and why says that nothing is left anywhere.
+func (a *attempt) round(ctx context.Context) (*pb.Sandbox, error) {
+	var tried []node.Number
+	var last error
+	for range tries {
+		ref, err := a.s.pick(a.need, tried)
+		if err != nil {
+			if last == nil {
+				last = err
+			}
+			break
+		}
+		sb, err := a.place(ctx, ref)
+		if !errors.Is(err, errRefused) {
+			return sb, err
+		}
+		last = errors.Unwrap(err)
+		a.s.overlay.Refused(ref.Number, a.need, time.Now())
+		a.refusals[text(last)]++
+		tried = append(tried, ref.Number)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, refused{last}
+}
+
+// refused is errRefused with its reason.
+type refused struct{ why error }
+
+func (r refused) Error() string        { return "refused: " + r.why.Error() }
+func (r refused) Is(target error) bool { return target == errRefused } //nolint:errorlint // the sentinel itself
+func (r refused) Unwrap() error        { return r.why }
+
+func text(err error) string {
+	if e, ok := errors.AsType[*errdefs.Error](err); ok {
+		return e.Msg
+	}
+	return err.Error()
+}
+
+// place claims an id on the node and asks it.
+func (a *attempt) place(ctx context.Context, ref node.Ref) (*pb.Sandbox, error) {
+	if a.rec.ID != "" && a.rec.Node == ref.Number && a.rec.NodeEpoch == ref.Epoch {
+		return a.ask(ctx) // refused before and asked again: the same id, nothing to write
+	}
+	id, err := sandbox.Mint(ref.Number, a.s.random)
+	if err != nil {
+		return nil, err
+	}
+	other, rev, err := a.claim(ctx, createRecord{
+		ID: id, Project: a.who.Project, Node: ref.Number, NodeEpoch: ref.Epoch, Digest: a.digest, Key: a.key, By: a.who.Principal,
+		Job: a.spec.Job, Created: time.Now().UTC(), Spec: a.json,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if other != nil {
+		sb, found, err := a.known(ctx, *other, rev)
+		if found || err != nil {
+			return sb, err
+		}
+	}
+	return a.ask(ctx)
+}
+
+// claim writes the record, durably, in the place of an earlier one of this attempt. When the key stands for another
+// create, that one's record comes back.
+func (a *attempt) claim(ctx context.Context, rec createRecord) (other *createRecord, rev int64, err error) {
+	full, err := json.Marshal(rec)
+	if err != nil {
+		return nil, 0, fmt.Errorf("encode a record: %w", err)
+	}
+	ops := []store.Op{store.Put(keys.Sandbox(rec.Project, string(rec.ID)), full)}
+	if a.rec.ID != "" {
+		ops = append(ops, store.Delete(keys.Sandbox(a.rec.Project, string(a.rec.ID))))
+	}
+	if a.key == "" {
+		if _, err := a.s.store.Txn(ctx, nil, ops, nil); err != nil {
+			// No node was asked for this id: whatever was written, no sandbox is there.
+			return nil, 0, a.storeError(err, errdefs.Unavailable)
+		}
+		a.rec = rec
+		return nil, 0, nil
+	}
+	rec.Spec = nil
+	short, err := json.Marshal(rec)
+	if err != nil {
+		return nil, 0, fmt.Errorf("encode a record: %w", err)
+	}
+	name := keys.CreateKey(rec.Project, a.key)
+	cond := store.Cond{Key: name, Absent: true}
+	if a.keyRev != 0 {
+		cond = store.Cond{Key: name, ModRev: a.keyRev}
+	}
+	res, err := a.s.store.Txn(ctx, []store.Cond{cond}, append(ops, store.Put(name, short)), []store.Op{store.Get(name)})
+	if err != nil {
+		return nil, 0, a.storeError(err, errdefs.Unknown)
+	}
+	if res.Succeeded {
+		a.rec, a.keyRev, a.inherited = rec, res.Revision, false
+		return nil, 0, nil
+	}
+	if len(res.Pairs) == 0 {
+		// Another call with our key gave up in this moment; ours goes on as a new one.
+		a.keyRev, a.rec = 0, createRecord{}
+		rec.Spec = a.json
+		return a.claim(ctx, rec)
+	}
+	other = &createRecord{}
+	if err := json.Unmarshal(res.Pairs[0].Value, other); err != nil {
+		return nil, 0, errdefs.New(errdefs.DataLoss, "record of key "+clip(a.key), "cannot be read").Wrap(err)
+	}
+	return other, res.Pairs[0].ModRev, nil
+}
+
+func (a *attempt) storeError(err error, unsure errdefs.Kind) error {
+	if errors.Is(err, errdefs.Unknown) {
+		if unsure == errdefs.Unknown {
+			return a.unknown("the store gave no answer", err)
+		}
+		return errdefs.New(errdefs.Unavailable, "", "create: the store gave no answer, nothing was started").
+			WithRetryAfter(time.Second).WithHint("Try again in a second").Wrap(err)
+	}
+	return fmt.Errorf("create: %w", err)
+}
+
+// lookUp reads what the key stands for.
+func (a *attempt) lookUp(ctx context.Context) (rec createRecord, rev int64, ok bool, err error) {
+	res, err := a.s.store.Txn(ctx, nil, []store.Op{store.Get(keys.CreateKey(a.who.Project, a.key))}, nil)
+	if err != nil || len(res.Pairs) == 0 {
+		return rec, 0, false, err
+	}
+	if err := json.Unmarshal(res.Pairs[0].Value, &rec); err != nil {
+		return rec, 0, false, errdefs.New(errdefs.DataLoss, "record of key "+clip(a.key), "cannot be read").Wrap(err)
+	}
+	return rec, res.Pairs[0].ModRev, true, nil
+}
+
+// known finds the sandbox that the key stands for. Not found means that the record is now this attempt's and that its
+// node, asked for the same id again, will make the sandbox or tell of it.
+func (a *attempt) known(ctx context.Context, rec createRecord, rev int64) (sb *pb.Sandbox, found bool, err error) {
+	for range tries {
+		if rec.Digest != a.digest {
+			return nil, false, errdefs.New(errdefs.AlreadyExists, fmt.Sprintf("key %q", clip(a.key)),
+				"stands for another create (sandbox %s)", rec.ID.Short()).WithField("key", "").WithHint("Choose another key")
+		}
+		who := iam.Caller{Principal: a.who.Principal, Project: rec.Project, Covers: []string{rec.Project}}
+		if end, ok, err := a.s.ended(ctx, who, string(rec.ID)); err != nil || ok {
+			return end, ok, err
+		}
+		client, name, reachable, there := a.s.watcher.Node(rec.Node)
+		if !there || !reachable {
+			return nil, false, a.unknown(fmt.Sprintf("node %d does not answer", rec.Node), nil)
+		}
+		get := connect.NewRequest(&nodev1.GetRequest{Id: string(rec.ID)})
+		speak(get.Header(), who)
+		resp, gerr := client.Edge.Get(ctx, get)
+		switch gerr := nodeclient.Error(gerr, name, reads); {
+		case gerr == nil && resp.Msg.GetSandbox().GetState() != pb.SandboxState_SANDBOX_STATE_CREATING:
+			return resp.Msg.GetSandbox(), true, nil
+		case gerr == nil: // it is being made: the same create waits for it
+		case !errors.Is(gerr, errdefs.NotFound):
+			return nil, false, a.unknown("node "+name+" does not tell", gerr)
+		case a.s.epoch(rec.Node) > rec.NodeEpoch:
+			return nil, false, a.lost(rec, name)
+		}
+		// Take the record over, so that an earlier call that is still at work cannot move the key away from this id.
+		short, err := json.Marshal(rec)
+		if err != nil {
+			return nil, false, fmt.Errorf("encode a record: %w", err)
+		}
+		key := keys.CreateKey(rec.Project, a.key)
+		res, err := a.s.store.Txn(ctx, []store.Cond{{Key: key, ModRev: rev}}, []store.Op{store.Put(key, short)},
+			[]store.Op{store.Get(key)})
+		if err != nil {
+			return nil, false, a.storeError(err, errdefs.Unknown)
+		}
+		if res.Succeeded {
+			a.rec, a.keyRev, a.inherited = rec, res.Revision, true
+			return nil, false, nil
+		}
+		if len(res.Pairs) == 0 {
+			return nil, false, errdefs.New(errdefs.Unavailable, "", "create: another call with this key gave up just now").
+				WithRetryAfter(100 * time.Millisecond).WithHint("Try again with the same key")
+		}
+		rev = res.Pairs[0].ModRev
+		if err := json.Unmarshal(res.Pairs[0].Value, &rec); err != nil {
+			return nil, false, errdefs.New(errdefs.DataLoss, "record of key "+clip(a.key), "cannot be read").Wrap(err)
+		}
+	}
+	return nil, false, a.unknown("other calls with this key keep at it", nil)
+}
+
+func (a *attempt) lost(rec createRecord, name string) error {
+	e := errdefs.New(errdefs.Lost, "sandbox "+rec.ID.Short(), "lost: node %s restarted or was fenced", name).
+		WithHint("Platform fault, not the task's. Create again with another key")
+	e.Cause = string(sandbox.CauseInfraLost)
+	return e
+}
+
+// epoch is a node's epoch as the view knows it.
+func (s *Server) epoch(n node.Number) int64 {
+	e, _ := s.watcher.View().Find(n)
+	return e.Epoch
+}
+
+// ask sends the create to the record's node.
+func (a *attempt) ask(ctx context.Context) (*pb.Sandbox, error) {
+	client, name, _, there := a.s.watcher.Node(a.rec.Node)
+	if !there {
+		return nil, a.unknown(fmt.Sprintf("node %d is gone", a.rec.Node), nil)
+	}
+	req := connect.NewRequest(&nodev1.CreateRequest{
+		Id: string(a.rec.ID), Project: a.rec.Project, NodeEpoch: a.rec.NodeEpoch, Spec: a.wire,
+		Layers: sandboxpb.FromDigests(a.layers), Config: sandboxpb.FromConfig(a.config), By: a.who.Principal, Digest: a.digest,
+	})
+	speak(req.Header(), iam.Caller{Principal: a.who.Principal, Covers: []string{a.rec.Project}})
+	asked := time.Now()
+	resp, err := client.Edge.Create(ctx, req)
+	if err == nil {
+		return resp.Msg.GetSandbox(), nil
+	}
+	sent := connect.IsWireError(err) || nodeclient.Sent(err)
+	err = nodeclient.Error(err, name, changes)
+	switch kind := errdefs.KindOf(err); kind {
+	case errdefs.Refused:
+		if a.inherited && a.restarted(ctx, asked) {
+			return nil, a.lost(a.rec, name)
+		}
+		return nil, refused{transient(err)}
+	case errdefs.Unavailable, errdefs.Unknown, errdefs.Canceled, errdefs.Deadline, errdefs.Internal:
+		if !sent && !a.inherited {
+			return nil, refused{err} // nobody has ever told that node of this id
+		}
+		return nil, a.unsure(ctx, client, name, err)
+	default:
+		a.drop(ctx) // the node's own word: nothing is left
+		return nil, err
+	}
+}
+
+// transient makes a refusal one that is worth waiting for.
+func transient(err error) error {
+	e := *errdefs.From(err)
+	e.RetryAfter = max(e.RetryAfter, time.Second)
+	return &e
+}
+
+// restarted reports whether the node's epoch has risen above the record's, as a view that is newer than asked shows.
+func (a *attempt) restarted(ctx context.Context, asked time.Time) bool {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		e, ok := a.s.watcher.View().Find(a.rec.Node)
+		if ok && e.Epoch > a.rec.NodeEpoch {
+			return true
+		}
+		if !ok || e.SeenAt.After(asked) {
+			return false
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// unsure ends a create whose node gave no sure answer. With a key the same key asks again. Without one nobody could
+// find the sandbox, so it is stopped.
+func (a *attempt) unsure(ctx context.Context, client *nodeclient.Client, name string, cause error) error {
+	// The node has the same deadline and may be the first to notice.
+	kind := errdefs.KindOf(cause)
+	late := ctx.Err() != nil || kind == errdefs.Deadline || kind == errdefs.Canceled
+	why := "node " + name + " gave no sure answer"
+	if late {
+		why = "no answer in " + a.ready.String()
+	}
+	if a.key != "" {
+		return a.unknown(why, cause)
+	}
+	undo, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer stop()
+	req := connect.NewRequest(&nodev1.StopRequest{Id: string(a.rec.ID), By: "platform"})
+	speak(req.Header(), iam.Caller{Principal: "platform", Covers: []string{a.rec.Project}})
+	_, err := client.Edge.Stop(undo, req)
+	if err = nodeclient.Error(err, name, changes); err != nil && !errors.Is(err, errdefs.NotFound) {
+		return errdefs.New(errdefs.Unknown, "", "create: %s, sandbox %s may exist", why, a.rec.ID).
+			WithHint("Stop it: sandsea stop %s, or wait for its TTL", a.rec.ID).Wrap(cause)
+	}
+	a.drop(ctx)
+	switch {
+	case errors.Is(context.Cause(ctx), context.Canceled):
+		return errdefs.New(errdefs.Canceled, "", "create: the caller went away; nothing is left").Wrap(cause)
+	case late:
+		return errdefs.New(errdefs.Deadline, "", "create: not ready in %s (start); nothing is left", a.ready).
+			WithField("ready_timeout_ms", a.ready.String()).WithHint("Give it more time, or see the log of node %s", name).Wrap(cause)
+	}
+	return errdefs.New(errdefs.Unavailable, "", "create: %s (start); nothing is left", why).
+		WithRetryAfter(time.Second).WithHint("Try again").Wrap(cause)
+}
+
+func (a *attempt) unknown(why string, cause error) error {
+	e := errdefs.New(errdefs.Unknown, "", "create: %s, it may exist", why).WithField("key", "")
+	if a.key != "" {
+		e.WithHint("Ask again with the same key: --key %s", clip(a.key))
+	}
+	if cause != nil {
+		e.Wrap(cause)
+	}
+	return e
+}
+
+// drop takes the record back after a create that left nothing. What fails here is swept later.
+func (a *attempt) drop(ctx context.Context) {
+	if a.rec.ID == "" {
+		return
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), dropLimit)
+	defer stop()
+	ops := []store.Op{store.Delete(keys.Sandbox(a.rec.Project, string(a.rec.ID)))}
+	var conds []store.Cond
+	if a.key != "" {
+		name := keys.CreateKey(a.rec.Project, a.key)
+		conds = []store.Cond{{Key: name, ModRev: a.keyRev}}
+		ops = append(ops, store.Delete(name))
+	}
+	if _, err := a.s.store.Txn(ctx, conds, ops, nil); err != nil {
+		a.s.log.Debug("record of a failed create not removed", "sandbox", a.rec.ID, "err", err)
+	}
+}
+
+// wait lets a create without room wait for its next round; false when it should not or cannot wait longer.
+func (a *attempt) wait(ctx context.Context) bool {
+	if a.s.waiting.Add(1) > maxWaiting {
+		a.s.waiting.Add(-1)
+		return false
+	}
+	defer a.s.waiting.Add(-1)
+	// The rounds of all who wait are paced together, in the order in which they came.
+	a.s.retries.SetLimit(rate.Limit(retryRate * max(1, len(a.s.watcher.View().Nodes))))
+	timer := time.NewTimer(10*time.Millisecond + min(time.Since(a.began)/10, 200*time.Millisecond))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return false
+	}
+	return a.s.retries.Wait(ctx) == nil
+}
+
+// noRoom words the end of the waiting, with a count per reason.
+func (a *attempt) noRoom(last error) error {
+	e, ok := errors.AsType[*errdefs.Error](last)
+	if !ok {
+		return last
+	}
+	if len(a.refusals) == 0 {
+		return e // placement's own words
+	}
+	var parts []string
+	for _, why := range slices.Sorted(maps.Keys(a.refusals)) {
+		parts = append(parts, fmt.Sprintf("%d × %s", a.refusals[why], why))
+	}
+	waited := time.Since(a.began).Round(100 * time.Millisecond)
+	return errdefs.New(errdefs.Exhausted, "", "no node had room for %s (queue): %s", waited, strings.Join(parts, ", ")).
+		WithRetryAfter(2 * time.Second).WithHint("Try again in 2 s, or stop some: sandsea ls").Wrap(last)
+}

@@ -1,0 +1,157 @@
+// Package nodeclient is the servers' end of the line to one node: node.v1 and, on the same door, the process and file
+// services of its sandboxes.
+//
+// It speaks Connect over HTTP/1.1 on a pool of kept connections: each stream has a connection of its own, so that no
+// stream waits for another's window, and nothing is compressed on a path that is a socket or a fast network. Streams
+// have no time limit but their context's. Safe for concurrent use.
+package nodeclient
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/api/errwire"
+	"github.com/sandsea/sandsea/api/node/v1/nodev1connect"
+	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
+	"github.com/sandsea/sandsea/internal/sandboxpb"
+)
+
+const (
+	dialLimit = 2 * time.Second
+	idleConns = 1024
+	bufSize   = 64 << 10
+	// maxMessage bounds an answer: two inline streams of 64 MiB and what goes around them.
+	maxMessage = 160 << 20
+)
+
+// Client is the line to one node.
+type Client struct {
+	Edge    nodev1connect.EdgeServiceClient
+	Process sandseav1connect.ProcessServiceClient
+	File    sandseav1connect.FileServiceClient
+	// Address is where the node answers.
+	Address string
+}
+
+// Pool makes clients and keeps one per address. Close drops the idle connections.
+type Pool struct {
+	token string
+
+	mu      sync.Mutex
+	clients map[string]*pooled // guarded by mu
+}
+
+type pooled struct {
+	client    *Client
+	transport *http.Transport
+}
+
+// NewPool makes a pool; token is the secret that servers and nodes share, empty on one machine.
+func NewPool(token string) *Pool { return &Pool{token: token, clients: map[string]*pooled{}} }
+
+// Client gives the client for an address: "unix:/path" or "host:port". It connects at the first call.
+func (p *Pool) Client(address string) (*Client, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c, ok := p.clients[address]; ok {
+		return c.client, nil
+	}
+	network, target, base := "tcp", address, "http://"+address
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		network, target, base = "unix", path, "http://node"
+		if !strings.HasPrefix(path, "/") {
+			return nil, errdefs.New(errdefs.Invalid, "node address "+address, "is no absolute path")
+		}
+	} else if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, errdefs.New(errdefs.Invalid, "node address "+address, "is neither unix:/path nor host:port").Wrap(err)
+	}
+	dialer := &net.Dialer{Timeout: dialLimit, KeepAlive: 15 * time.Second}
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, network, target)
+		},
+		MaxIdleConns: idleConns, MaxIdleConnsPerHost: idleConns, IdleConnTimeout: 90 * time.Second,
+		DisableCompression: true, WriteBufferSize: bufSize, ReadBufferSize: bufSize,
+	}
+	httpClient := &http.Client{Transport: tokenAdder{transport, p.token}}
+	opts := []connect.ClientOption{
+		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(maxMessage),
+	}
+	c := &Client{
+		Edge:    nodev1connect.NewEdgeServiceClient(httpClient, base, opts...),
+		Process: sandseav1connect.NewProcessServiceClient(httpClient, base, opts...),
+		File:    sandseav1connect.NewFileServiceClient(httpClient, base, opts...),
+		Address: address,
+	}
+	p.clients[address] = &pooled{c, transport}
+	return c, nil
+}
+
+// Close drops all idle connections.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.clients {
+		c.transport.CloseIdleConnections()
+	}
+}
+
+// tokenAdder puts the shared secret on every request. It owns the requests: Connect makes each for one use.
+type tokenAdder struct {
+	http.RoundTripper
+	token string
+}
+
+func (t tokenAdder) RoundTrip(r *http.Request) (*http.Response, error) {
+	if t.token != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set(sandboxpb.NodeTokenHeader, t.token)
+	}
+	return t.RoundTripper.RoundTrip(r)
+}
+
+// Error turns what a call to the named node returned into its kind. A node's own answer passes as it is. Without an
+// answer: Unavailable when nothing was sent, else Unknown for a call that changes something and Unavailable for one
+// that does not; Canceled when the caller went away.
+func Error(err error, node string, changes bool) error {
+	if err == nil {
+		return nil
+	}
+	if connect.IsWireError(err) {
+		return errwire.FromConnect(err)
+	}
+	if ours, ok := errors.AsType[*errdefs.Error](err); ok {
+		return ours
+	}
+	object := "node " + node
+	if !Sent(err) {
+		return errdefs.New(errdefs.Unavailable, object, "does not answer").WithRetryAfter(time.Second).
+			WithHint("Try again in a second; its sandboxes may well run").Wrap(err)
+	}
+	switch code := connect.CodeOf(err); {
+	case code == connect.CodeCanceled && !changes:
+		return errdefs.New(errdefs.Canceled, "", "the caller went away").Wrap(err)
+	case changes:
+		return errdefs.New(errdefs.Unknown, object, "gave no answer, it may have been done").Wrap(err)
+	case code == connect.CodeDeadlineExceeded:
+		return errdefs.New(errdefs.Deadline, object, "gave no answer in time").Wrap(err)
+	case code == connect.CodeResourceExhausted, code == connect.CodeInvalidArgument:
+		return errwire.FromConnect(err) // a message beyond a limit of ours
+	default:
+		return errdefs.New(errdefs.Unavailable, object, "the line broke").WithRetryAfter(time.Second).Wrap(err)
+	}
+}
+
+// Sent reports whether a failed call may have reached the node.
+func Sent(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return !ok || op.Op != "dial"
+}

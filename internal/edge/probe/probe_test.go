@@ -1,0 +1,141 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/testkit/leak"
+	"github.com/sandsea/sandsea/internal/testkit/require"
+)
+
+func TestMain(m *testing.M) { os.Exit(leak.Main(m)) }
+
+var features = []string{
+	node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureDisk, node.FeatureOpenFiles, node.FeatureOutput,
+	node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork,
+	node.FeatureDebian, node.FeatureExitFacts,
+}
+
+func TestMachineAnswersForEveryFeatureAndLeavesNothing(t *testing.T) {
+	require.Root(t)
+	dir := t.TempDir()
+	leak.Check(t, dir)
+	c, err := Machine(t.Context(), dir+"/not/there/yet", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Kernel == "" || c.CPUs < 1 || c.Memory < 1<<20 || c.NoFile < 1 || c.PidMax < 1 || c.Cgroup == "" {
+		t.Errorf("facts are missing: %+v", c)
+	}
+	if !slices.IsSortedFunc(c.Features, func(a, b node.Feature) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Error("features are not sorted")
+	}
+	for _, name := range features {
+		f := c.Feature(name)
+		t.Logf("%-8s %-18s %s (%s)", f.Status, f.Name, f.Mechanism, f.Fix)
+		switch f.Status {
+		case node.OK, node.Slower:
+			if f.Mechanism == "" || f.Fix != "" {
+				t.Errorf("%s: mechanism %q, fix %q", name, f.Mechanism, f.Fix)
+			}
+		default:
+			if f.Mechanism == "" || f.Fix == "" {
+				t.Errorf("%s is %s: reason %q, fix %q", name, f.Status, f.Mechanism, f.Fix)
+			}
+		}
+		if strings.Contains(f.Mechanism+f.Fix, "\n") {
+			t.Errorf("%s has more than a line", name)
+		}
+		if !c.Enforces(name) {
+			// What this machine is said to have must be found.
+			r := &quiet{TB: t}
+			require.That(r, name, errors.New(f.Mechanism))
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+// quiet lets a feature be absent, unless it is required.
+type quiet struct{ testing.TB }
+
+func (q *quiet) Skipf(string, ...any) {}
+
+func TestWithoutControlGroupsTheReasonIsTold(t *testing.T) {
+	require.Root(t)
+	cause := errdefs.New(errdefs.FailedPrecondition, "kill", "no cgroup v2 tree is mounted").WithHint("Mount one")
+	c := Run(t.Context(), Config{Dir: t.TempDir(), CgroupErr: cause, UpperErr: errors.New("disk says\nno")})
+	if c.Cgroup != "v1" {
+		t.Errorf("cgroup is %q", c.Cgroup)
+	}
+	for _, name := range []string{node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureKill} {
+		if f := c.Feature(name); f.Status != node.Missing || f.Mechanism != "no cgroup v2 tree is mounted" ||
+			f.Fix != "Mount one" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if f := c.Feature(node.FeatureDisk); f.Status != node.Unsure || f.Mechanism != "disk says no" || f.Fix == "" {
+		t.Errorf("%+v", f)
+	}
+	if line, good := Summary(c); good || !strings.HasPrefix(line, "container: ") {
+		t.Errorf("%q, %v", line, good)
+	}
+}
+
+func TestATrialThatHangsIsUnsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		start := time.Now()
+		r := bounded(t.Context(), func(context.Context) result {
+			<-release
+			return ok("late")
+		})
+		if r.status != node.Unsure || time.Since(start) != limit || r.fix == "" {
+			t.Errorf("%+v after %s", r, time.Since(start))
+		}
+		close(release)
+	})
+}
+
+func TestSummary(t *testing.T) {
+	f := func(s node.Status, optional bool) node.Feature { return node.Feature{Status: s, Optional: optional} }
+	for _, c := range []struct {
+		name     string
+		features []node.Feature
+		line     string
+		good     bool
+	}{
+		{"all hold", []node.Feature{f(node.OK, false)}, "container: enforces all it promises", true},
+		{
+			"an optional one does not count",
+			[]node.Feature{f(node.OK, false), f(node.Missing, true)},
+			"container: enforces all it promises", true,
+		},
+		{
+			"one is slower",
+			[]node.Feature{f(node.OK, false), f(node.Slower, false)},
+			"container: enforces all it promises, 1 by a slower way", true,
+		},
+		{
+			"what could not be told is not enforced",
+			[]node.Feature{f(node.OK, false), f(node.Unsure, false), f(node.Missing, false)},
+			"container: 2 of 3 promises not enforced; creates that need it are refused", false,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			line, good := Summary(node.Capabilities{Features: c.features})
+			if line != c.line || good != c.good {
+				t.Errorf("%q, %v", line, good)
+			}
+		})
+	}
+}

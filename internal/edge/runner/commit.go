@@ -1,0 +1,130 @@
+package runner
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/sandsea/sandsea/internal/edge/journal"
+	"github.com/sandsea/sandsea/internal/sandbox"
+)
+
+const (
+	commitMost  = 128
+	commitLimit = 10 * time.Second
+)
+
+// enqueue hands an ended sandbox to the committer.
+func (r *Runner) enqueue(b *box) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.backlog = append(r.backlog, b)
+	select {
+	case r.commits <- struct{}{}:
+	default:
+	}
+}
+
+// commitLoop tells the store of ends, all that gathered while the last transaction was in flight in one, at most
+// commitMost. What the store does not take waits and is told again.
+func (r *Runner) commitLoop() {
+	for wait := retryFirst; ; {
+		r.mu.Lock()
+		batch := slices.Clone(r.backlog[:min(len(r.backlog), commitMost)])
+		r.mu.Unlock()
+		if len(batch) == 0 {
+			select {
+			case <-r.commits:
+				continue
+			case <-r.ctx.Done():
+				return
+			}
+		}
+		err := r.commitBatch(batch)
+		for _, b := range batch {
+			b.tellStored()
+		}
+		if r.ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			r.cfg.Log.Warn("tell the store of ends, they wait in the journal", "ends", len(batch), "err", err)
+			if !r.pause(wait) {
+				return
+			}
+			wait = min(2*wait, retryLast)
+			continue
+		}
+		wait = retryFirst
+		r.mu.Lock()
+		r.backlog = slices.Clone(r.backlog[len(batch):])
+		r.mu.Unlock()
+	}
+}
+
+func (r *Runner) commitBatch(batch []*box) error {
+	ctx, stop := context.WithTimeout(r.ctx, commitLimit)
+	defer stop()
+	ended := make([]Snapshot, 0, len(batch))
+	for _, b := range batch {
+		ended = append(ended, b.snapshot(r.cfg.Now()))
+	}
+	if err := r.cfg.Record(ctx, ended); err != nil {
+		return err
+	}
+	recs := make([]journal.Record, 0, len(batch))
+	for _, b := range batch {
+		b.mu.Lock()
+		b.rec.Stored = true
+		rec := b.rec
+		b.mu.Unlock()
+		data, err := json.Marshal(rec)
+		if err != nil {
+			return err
+		}
+		recs = append(recs, journal.Record{Key: journal.Key{Kind: kindSandbox, Name: string(b.id)}, Data: data})
+	}
+	return r.cfg.Journal.PutAll(recs...)
+}
+
+// janitor forgets what ended long ago, and the oldest ends beyond the bound. An end that the store does not know stays.
+func (r *Runner) janitor() {
+	tick := time.NewTicker(janitorEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			r.Tidy()
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// Tidy is one round of the janitor.
+func (r *Runner) Tidy() {
+	type old struct {
+		b     *box
+		ended time.Time
+	}
+	var ended []old
+	for _, b := range r.list() {
+		b.mu.Lock()
+		if b.rec.State == sandbox.Ended && b.rec.Stored {
+			ended = append(ended, old{b, b.rec.Ended})
+		}
+		b.mu.Unlock()
+	}
+	slices.SortFunc(ended, func(a, b old) int { return cmp.Compare(b.ended.UnixNano(), a.ended.UnixNano()) })
+	now := r.cfg.Now()
+	for i, o := range ended {
+		if i < r.cfg.MaxEnded && now.Sub(o.ended) < r.cfg.KeepEnded {
+			continue
+		}
+		if err := r.forget(o.b); err != nil {
+			r.cfg.Log.Warn("forget an ended sandbox", "sandbox", o.b.id, "err", err)
+		}
+	}
+}

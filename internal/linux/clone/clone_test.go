@@ -1,0 +1,215 @@
+package clone_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandsea/sandsea/internal/linux/clone"
+	"github.com/sandsea/sandsea/internal/linux/pidfd"
+)
+
+const base = 0x7ff00000
+
+func start(t *testing.T, s clone.Spec) *clone.Child {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root for namespaces")
+	}
+	c, err := clone.Start(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = pidfd.Signal(c.Pidfd, syscall.SIGKILL)
+		c.Pidfd.Close()
+	})
+	return c
+}
+
+func reap(t *testing.T, c *clone.Child) syscall.WaitStatus {
+	t.Helper()
+	var ws syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(c.Pid, &ws, 0, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ws
+	}
+}
+
+// run runs a shell script as root of a user namespace, with its output as descriptor 1, and returns what it wrote.
+func run(t *testing.T, flags uint64, script string) string {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	c := start(t, clone.Spec{
+		Flags: flags, Path: "/bin/sh", Argv: []string{"sh", "-c", script}, Files: []*os.File{null, w, w, nil, r},
+	})
+	for _, err := range []error{c.WriteMaps(base), c.Release(), c.Exec(), w.Close()} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ws := reap(t, c); ws.ExitStatus() != 0 {
+		t.Fatalf("status %v: %s", ws, out)
+	}
+	return string(out)
+}
+
+func TestTheProgramIsRootOfItsNamespaces(t *testing.T) {
+	out := run(t, unix.CLONE_NEWUSER|unix.CLONE_NEWPID|unix.CLONE_NEWNS,
+		"echo $$; cat /proc/self/uid_map; grep -E '^(Uid|Groups|CapEff):' /proc/self/status")
+	want := "1\n         0 2146435072      65536\nUid:\t0\t0\t0\t0\nGroups:\t \n"
+	if !strings.HasPrefix(out, want) {
+		t.Errorf("output %q, want it to begin with %q", out, want)
+	}
+	if strings.Contains(out, "CapEff:\t0000000000000000") {
+		t.Errorf("no capabilities: %q", out)
+	}
+}
+
+func TestTheProgramHasItsDescriptorsAndNoOthers(t *testing.T) {
+	// One that a careless parent might have left to us.
+	leaked, err := unix.FcntlInt(0, unix.F_DUPFD, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(leaked)
+	out := run(t, unix.CLONE_NEWUSER, "ls /proc/$$/fd")
+	got := strings.Fields(out)
+	// The shell opens some for itself, from 10 on.
+	got = slices.DeleteFunc(got, func(n string) bool { return n == "10" || n == "11" })
+	if !slices.Equal(got, []string{"0", "1", "2", "4"}) {
+		t.Errorf("descriptors %q, want 0 1 2 4", got)
+	}
+}
+
+func TestManyAtOnceWhileTheCallerCollectsGarbage(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root for namespaces")
+	}
+	stop := make(chan struct{})
+	var gc sync.WaitGroup
+	gc.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				runtime.GC()
+			}
+		}
+	})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for k := range 50 {
+				r, w, err := os.Pipe()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c, err := clone.Start(clone.Spec{
+					Flags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID, Path: "/bin/echo",
+					Argv: []string{"echo", fmt.Sprint("number ", k)}, Files: []*os.File{nil, w, w},
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				err = errors.Join(c.WriteMaps(base), c.Release(), c.Exec(), w.Close())
+				out, rerr := io.ReadAll(r)
+				r.Close()
+				var ws syscall.WaitStatus
+				_, werr := syscall.Wait4(c.Pid, &ws, 0, nil)
+				c.Pidfd.Close()
+				if err != nil || rerr != nil || werr != nil || string(out) != fmt.Sprintf("number %d\n", k) {
+					t.Errorf("child %d wrote %q: %v, %v, %v, %v", k, out, ws, err, rerr, werr)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	gc.Wait()
+}
+
+func TestWhatGoesWrongIsTold(t *testing.T) {
+	t.Run("a program that is not there", func(t *testing.T) {
+		c := start(t, clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/no/such/program", Argv: []string{"x"}})
+		if err := errors.Join(c.WriteMaps(base), c.Release()); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Exec()
+		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "exec") {
+			t.Errorf("err = %v", err)
+		}
+		reap(t, c)
+	})
+	t.Run("a namespace without a map", func(t *testing.T) {
+		c := start(t, clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/bin/true", Argv: []string{"true"}})
+		if err := c.Release(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Exec(); !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("err = %v", err)
+		}
+		reap(t, c)
+	})
+	t.Run("a child that is not released", func(t *testing.T) {
+		c := start(t, clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/bin/true", Argv: []string{"true"}})
+		if err := c.Exec(); err == nil {
+			t.Error("no error")
+		}
+		reap(t, c)
+	})
+	t.Run("a child that is killed before its release", func(t *testing.T) {
+		c := start(t, clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/bin/true", Argv: []string{"true"}})
+		if err := pidfd.Signal(c.Pidfd, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Exec() // returns
+		if ws := reap(t, c); ws.Signal() != syscall.SIGKILL {
+			t.Errorf("status %v", ws)
+		}
+	})
+	t.Run("a cgroup that is none", func(t *testing.T) {
+		if os.Getuid() != 0 {
+			t.Skip("needs root for namespaces")
+		}
+		f, err := os.Open("/dev/null")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := clone.Start(clone.Spec{Cgroup: f, Path: "/bin/true", Argv: []string{"true"}}); err == nil {
+			t.Error("no error")
+		}
+	})
+}
