@@ -2,18 +2,19 @@
 //
 // A Client is safe for concurrent use and keeps its connections. Every error it returns can be asked for its kind with
 // errors.Is(err, errdefs.NotFound) and reads as one sentence with the way out. A command that fails is a result, not an
-// error.
+// error. A call that changes something and whose answer is lost ends with errdefs.Unknown: it may have been done.
 //
 //	c, err := client.New(client.Config{})                    // SANDSEA_URL, SANDSEA_TOKEN, or the local default
-//	sb, err := c.Create(ctx, &sandseav1.SandboxSpec{Environment: &sandseav1.Environment{Image: "py"}})
+//	sb, err := c.Create(ctx, &sandseav1.SandboxSpec{Environment: &sandseav1.Environment{Image: "py"}}, "")
 //	res, err := sb.Run(ctx, client.Shell("pytest -q"))
 //	err = sb.Stop(ctx)
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -35,13 +36,15 @@ const (
 	DefaultTokenFile = "/var/lib/sandsea/admin.token"
 )
 
-// Config says where the server is and who asks. Empty fields come from SANDSEA_URL, SANDSEA_TOKEN and
-// SANDSEA_TOKEN_FILE, then from the local default.
+// Config says where the server is and who asks. Empty fields come from SANDSEA_URL, SANDSEA_TOKEN, SANDSEA_TOKEN_FILE
+// and SANDSEA_PROJECT, then from the local default.
 type Config struct {
 	URL   string
 	Token string
 	// TokenFile is read when Token is empty.
 	TokenFile string
+	// Project is one of those that the token covers; empty means the token's own.
+	Project string
 	// HTTP replaces the transport.
 	HTTP *http.Client
 }
@@ -74,7 +77,7 @@ func New(cfg Config) (*Client, error) {
 		}}
 	}
 	opts := []connect.ClientOption{
-		connect.WithInterceptors(interceptor{token: cfg.Token, url: cfg.URL}),
+		connect.WithInterceptors(interceptor{token: cfg.Token, project: cfg.Project, url: cfg.URL}),
 		connect.WithReadMaxBytes(256 << 20),
 	}
 	return &Client{
@@ -93,18 +96,14 @@ func (c *Client) URL() string { return c.url }
 
 // complete fills the empty fields from the environment and checks them.
 func (cfg Config) complete() (Config, error) {
-	if cfg.URL == "" {
-		cfg.URL = os.Getenv("SANDSEA_URL")
-	}
-	if cfg.URL == "" {
-		cfg.URL = DefaultURL
-	}
+	cfg.URL = cmp.Or(cfg.URL, os.Getenv("SANDSEA_URL"), DefaultURL)
 	u, err := url.Parse(cfg.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return cfg, errdefs.New(errdefs.Invalid, "", "server address %q", cfg.URL).WithField("SANDSEA_URL", "").
 			WithHint("Write it as http://HOST:PORT")
 	}
 	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
+	cfg.Project = cmp.Or(cfg.Project, os.Getenv("SANDSEA_PROJECT"))
 	if cfg.Token == "" && cfg.TokenFile == "" {
 		cfg.Token = os.Getenv("SANDSEA_TOKEN")
 		cfg.TokenFile = os.Getenv("SANDSEA_TOKEN_FILE")
@@ -112,57 +111,144 @@ func (cfg Config) complete() (Config, error) {
 	if cfg.Token != "" {
 		return cfg, nil
 	}
-	file, named := cfg.TokenFile, true
-	if file == "" {
-		file, named = DefaultTokenFile, false
-	}
-	cfg.Token, err = readToken(file)
-	if err == nil || (!named && errors.Is(err, fs.ErrNotExist)) {
-		// Without a local token the first call says unauthenticated, or that no server is there.
-		return cfg, nil
-	}
-	if named || !errors.Is(err, fs.ErrPermission) {
+	if cfg.TokenFile != "" {
+		cfg.Token, err = readToken(cfg.TokenFile)
 		return cfg, err
 	}
-	return cfg, errdefs.New(errdefs.Unauthenticated, "", "no token: SANDSEA_TOKEN unset, %s unreadable for uid %d",
-		file, os.Getuid()).WithHint("Set SANDSEA_TOKEN_FILE").Wrap(err)
+	cfg.Token, err = readToken(DefaultTokenFile)
+	return cfg, defaultTokenError(err, os.Getuid())
+}
+
+// defaultTokenError says what it means that the local server's own token could not be read. That there is none is no
+// error yet: the first call says unauthenticated, or that no server is there.
+func defaultTokenError(err error, uid int) error {
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, fs.ErrPermission):
+		return errdefs.New(errdefs.Unauthenticated, "", "no token: SANDSEA_TOKEN unset, %s unreadable for uid %d",
+			DefaultTokenFile, uid).WithHint("Set SANDSEA_TOKEN_FILE").Wrap(err)
+	}
+	return err
 }
 
 // readToken reads a secret and refuses one that others can read.
 func readToken(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return "", tokenFileError(file, err)
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return "", fmt.Errorf("token file: %w", err)
+		return "", tokenFileError(file, err)
 	}
 	if st.Mode().Perm()&0o077 != 0 {
 		return "", errdefs.New(errdefs.FailedPrecondition, file, "others can read it (%#o)", st.Mode().Perm()).
 			WithHint("Run: chmod 600 %s", file)
 	}
-	buf := make([]byte, 4096)
-	n, err := f.Read(buf)
-	if err != nil {
-		return "", fmt.Errorf("token file %s: %w", file, err)
+	buf := make([]byte, maxToken)
+	n, err := io.ReadFull(f, buf)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return "", tokenFileError(file, err)
 	}
-	return strings.TrimSpace(string(buf[:n])), nil
+	token := strings.TrimSpace(string(buf[:n]))
+	if token == "" || n == maxToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", errdefs.New(errdefs.Unauthenticated, file, "holds no token").WithHint("Set SANDSEA_TOKEN_FILE to the right file")
+	}
+	return token, nil
 }
 
-// interceptor adds the token and restores errors.
-type interceptor struct{ token, url string }
+// maxToken is more than any token has.
+const maxToken = 4096
 
-func (i interceptor) restore(err error) error {
+func tokenFileError(file string, err error) error {
+	return errdefs.New(errdefs.Unauthenticated, file, "token file: %s", rootCause(err)).
+		WithHint("Set SANDSEA_TOKEN_FILE to the right file").Wrap(err)
+}
+
+// projectHeader chooses one of the projects that a token covers.
+const projectHeader = "Sandsea-Project"
+
+// repeatable are the calls that change nothing, or nothing more when they are made again.
+var repeatable = map[string]bool{
+	sandseav1connect.SandboxServiceGetProcedure: true, sandseav1connect.SandboxServiceListProcedure: true,
+	sandseav1connect.SandboxServiceWatchProcedure: true, sandseav1connect.SandboxServiceStopProcedure: true,
+	sandseav1connect.SandboxServiceStopManyProcedure: true, sandseav1connect.SandboxServiceExtendTTLProcedure: true,
+	sandseav1connect.ProcessServiceAttachProcedure: true, sandseav1connect.ProcessServiceSendInputProcedure: true,
+	sandseav1connect.ProcessServiceCloseInputProcedure: true, sandseav1connect.ProcessServiceListProcedure: true,
+	sandseav1connect.FileServiceReadProcedure: true, sandseav1connect.FileServiceStatProcedure: true,
+	sandseav1connect.FileServiceListProcedure: true, sandseav1connect.FileServiceDownloadTarProcedure: true,
+	sandseav1connect.ImageServiceUploadProcedure: true, sandseav1connect.ImageServiceImportProcedure: true,
+	sandseav1connect.ImageServiceGetProcedure: true, sandseav1connect.ImageServiceListProcedure: true,
+	sandseav1connect.NodeServiceGetProcedure: true, sandseav1connect.NodeServiceListProcedure: true,
+	sandseav1connect.IAMServiceWhoAmIProcedure: true,
+}
+
+// interceptor says who asks and restores errors.
+type interceptor struct{ token, project, url string }
+
+func (i interceptor) identify(h http.Header) {
+	if i.token != "" {
+		h.Set("Authorization", "Bearer "+i.token)
+	}
+	if i.project != "" {
+		h.Set(projectHeader, i.project)
+	}
+}
+
+// restore gives an error its kind. safe says that the call can be made again whatever became of it.
+func (i interceptor) restore(err error, safe bool) error {
 	if err == nil {
 		return nil
 	}
-	if _, refused := errors.AsType[*net.OpError](err); refused {
-		return errdefs.New(errdefs.Unavailable, "", "cannot reach %s: %s", i.url, rootCause(err)).
-			WithHint("Start it: sudo sandsea up").Wrap(err)
+	if connect.IsWireError(err) {
+		return errwire.FromConnect(err)
 	}
-	return errwire.FromConnect(err)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return errdefs.New(errdefs.Unavailable, "", "cannot reach %s: %s", i.url, rootCause(err)).
+			WithHint("%s", i.startHint()).Wrap(err)
+	}
+	switch connect.CodeOf(err) {
+	case connect.CodeCanceled:
+		return errdefs.New(errdefs.Canceled, "", "the call was given up before its answer").Wrap(err)
+	case connect.CodeDeadlineExceeded:
+		if safe {
+			return errdefs.New(errdefs.Deadline, "", "no answer from %s in time", i.url).Wrap(err)
+		}
+		return errdefs.New(errdefs.Unknown, "", "no answer from %s in time, it may have been done", i.url).Wrap(err)
+	case connect.CodeResourceExhausted, connect.CodeInvalidArgument:
+		if !broken(err) {
+			return errwire.FromConnect(err) // a message beyond a limit of ours
+		}
+	case connect.CodeUnimplemented, connect.CodeUnknown:
+		if !broken(err) {
+			return errdefs.New(errdefs.FailedPrecondition, i.url, "is no Sandsea server: %s", rootCause(err)).
+				WithHint("Check SANDSEA_URL").Wrap(err)
+		}
+	}
+	if safe {
+		return errdefs.New(errdefs.Unavailable, "", "the connection to %s broke: %s", i.url, rootCause(err)).Wrap(err)
+	}
+	return errdefs.New(errdefs.Unknown, "", "the connection to %s broke, it may have been done: %s", i.url, rootCause(err)).Wrap(err)
+}
+
+func (i interceptor) startHint() string {
+	u, err := url.Parse(i.url)
+	if err == nil {
+		if ip := net.ParseIP(u.Hostname()); u.Hostname() == "localhost" || ip != nil && ip.IsLoopback() {
+			return "Start it: sudo sandsea up"
+		}
+	}
+	return "Check that it runs there, or set SANDSEA_URL"
+}
+
+// broken reports whether a connection ended in the middle.
+func broken(err error) bool {
+	if _, ok := errors.AsType[*net.OpError](err); ok {
+		return true
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // rootCause is the innermost message, as "connection refused".
@@ -178,10 +264,10 @@ func rootCause(err error) string {
 
 func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		req.Header().Set("Authorization", "Bearer "+i.token)
+		i.identify(req.Header())
 		res, err := next(ctx, req)
 		if err != nil {
-			return nil, i.restore(err)
+			return nil, i.restore(err, repeatable[req.Spec().Procedure])
 		}
 		return res, nil
 	}
@@ -190,8 +276,8 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (i interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		conn := next(ctx, spec)
-		conn.RequestHeader().Set("Authorization", "Bearer "+i.token)
-		return streamConn{StreamingClientConn: conn, restore: i.restore}
+		i.identify(conn.RequestHeader())
+		return &streamConn{StreamingClientConn: conn, i: i, safe: repeatable[spec.Procedure]}
 	}
 }
 
@@ -199,18 +285,36 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 	return next
 }
 
-// streamConn restores the errors of a stream; io.EOF passes, it is the stream's own word.
+// streamConn restores the errors of a stream; io.EOF passes, it is the stream's own word. A stream sends from one
+// goroutine and receives in one, which alone writes safe.
 type streamConn struct {
 	connect.StreamingClientConn
-	restore func(error) error
+	i    interceptor
+	safe bool
 }
 
-func (s streamConn) Receive(m any) error { return s.pass(s.StreamingClientConn.Receive(m)) }
-func (s streamConn) Send(m any) error    { return s.pass(s.StreamingClientConn.Send(m)) }
-
-func (s streamConn) pass(err error) error {
-	if err == nil || isEOF(err) {
+func (s *streamConn) Receive(m any) error {
+	err := s.StreamingClientConn.Receive(m)
+	if err == nil {
+		s.safe = true // the server has answered: it is known to have begun
+		return nil
+	}
+	if errors.Is(err, io.EOF) && !isConnectError(err) {
 		return err
 	}
-	return s.restore(err)
+	return s.i.restore(err, s.safe)
+}
+
+func (s *streamConn) Send(m any) error {
+	err := s.StreamingClientConn.Send(m)
+	if err == nil || errors.Is(err, io.EOF) && !isConnectError(err) {
+		return err
+	}
+	return s.i.restore(err, false)
+}
+
+// isConnectError tells a stream that broke from one that ended: both may hold io.EOF.
+func isConnectError(err error) bool {
+	_, ok := errors.AsType[*connect.Error](err)
+	return ok
 }

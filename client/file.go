@@ -16,24 +16,22 @@ const chunk = 256 << 10
 
 // ReadFile copies a file of the sandbox to w and returns what was read of it.
 func (s *Sandbox) ReadFile(ctx context.Context, req *sandseav1.ReadFileRequest, w io.Writer) (*sandseav1.FileInfo, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	req.Id = s.ID
-	stream, err := s.c.Files.Read(ctx, connect.NewRequest(req))
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
 	var info *sandseav1.FileInfo
-	for stream.Receive() {
-		if i := stream.Msg().GetInfo(); i != nil {
+	err := each(ctx, s.c.Files.Read, req, func(m *sandseav1.ReadFileResponse) error {
+		if i := m.GetInfo(); i != nil {
 			info = i
 		}
-		if _, err := w.Write(stream.Msg().GetData()); err != nil {
-			return info, fmt.Errorf("write what was read of %s: %w", req.GetPath(), err)
-		}
+		return writeTo(w, m.GetData(), req.GetPath())
+	})
+	return info, err
+}
+
+func writeTo(w io.Writer, data []byte, path string) error {
+	if _, err := w.Write(data); err != nil {
+		return fmt.Errorf("write what was read of %s: %w", path, err)
 	}
-	return info, stream.Err()
+	return nil
 }
 
 // WriteFile replaces a file of the sandbox with what r gives.
@@ -70,19 +68,13 @@ func (s *Sandbox) Stat(ctx context.Context, req *sandseav1.StatFileRequest) (*sa
 
 // ListFiles lists a directory.
 func (s *Sandbox) ListFiles(ctx context.Context, req *sandseav1.ListFilesRequest) ([]*sandseav1.FileInfo, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	req.Id = s.ID
-	stream, err := s.c.Files.List(ctx, connect.NewRequest(req))
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
 	var out []*sandseav1.FileInfo
-	for stream.Receive() {
-		out = append(out, stream.Msg().GetFiles()...)
-	}
-	return out, stream.Err()
+	err := each(ctx, s.c.Files.List, req, func(m *sandseav1.ListFilesResponse) error {
+		out = append(out, m.GetFiles()...)
+		return nil
+	})
+	return out, err
 }
 
 // UploadTar unpacks a tar stream below a directory of the sandbox.
@@ -108,22 +100,13 @@ func (s *Sandbox) UploadTar(ctx context.Context, h *sandseav1.UploadTarHeader, r
 
 // DownloadTar writes a file or tree of the sandbox to w as a tar stream and returns what was left out of it.
 func (s *Sandbox) DownloadTar(ctx context.Context, req *sandseav1.DownloadTarRequest, w io.Writer) ([]string, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	req.Id = s.ID
-	stream, err := s.c.Files.DownloadTar(ctx, connect.NewRequest(req))
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
 	var skipped []string
-	for stream.Receive() {
-		skipped = append(skipped, stream.Msg().GetSkipped()...)
-		if _, err := w.Write(stream.Msg().GetData()); err != nil {
-			return skipped, fmt.Errorf("write what was read of %s: %w", req.GetPath(), err)
-		}
-	}
-	return skipped, stream.Err()
+	err := each(ctx, s.c.Files.DownloadTar, req, func(m *sandseav1.DownloadTarResponse) error {
+		skipped = append(skipped, m.GetSkipped()...)
+		return writeTo(w, m.GetData(), req.GetPath())
+	})
+	return skipped, err
 }
 
 // pump sends r in chunks until its end.

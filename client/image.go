@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 
-	"connectrpc.com/connect"
-
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 )
 
@@ -32,20 +30,14 @@ func (c *Client) UploadImage(ctx context.Context, r io.Reader) (string, error) {
 func (c *Client) ImportImage(ctx context.Context, req *sandseav1.ImportImageRequest,
 	progress func(*sandseav1.ImportProgress),
 ) (img *sandseav1.Image, existed bool, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stream, err := c.Images.Import(ctx, connect.NewRequest(req))
-	if err != nil {
-		return nil, false, err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		if p := stream.Msg().GetProgress(); p != nil && progress != nil {
+	err = each(ctx, c.Images.Import, req, func(m *sandseav1.ImportImageResponse) error {
+		if p := m.GetProgress(); p != nil && progress != nil {
 			progress(p)
 		}
-		if i := stream.Msg().GetImage(); i != nil {
-			img, existed = i, stream.Msg().GetExisted()
+		if i := m.GetImage(); i != nil {
+			img, existed = i, m.GetExisted()
 		}
-	}
-	return img, existed, stream.Err()
+		return nil
+	})
+	return img, existed, err
 }

@@ -9,7 +9,7 @@ import (
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 )
 
-// Shell is a command line for bash, or for sh where an image has no bash: the shell is the first argument.
+// Shell is a command line for the image's /bin/sh.
 func Shell(line string) *sandseav1.Command {
 	return &sandseav1.Command{Argv: []string{"/bin/sh", "-c", line}}
 }
@@ -36,22 +36,24 @@ func (s *Sandbox) RunRequest(ctx context.Context, req *sandseav1.RunRequest) (*s
 // with it the command unless the request is detached or has a key.
 func (s *Sandbox) Start(ctx context.Context, req *sandseav1.StartRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
 	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
 		req.Id = s.ID
-		stream, err := s.c.Processes.Start(ctx, connect.NewRequest(req))
-		receive(stream, err, func(m *sandseav1.StartResponse, err error) bool { return yield(m.GetEvent(), err) })
+		for m, err := range messages(ctx, s.c.Processes.Start, req) {
+			if !yield(m.GetEvent(), err) {
+				return
+			}
+		}
 	}
 }
 
 // Attach yields the record of a process from byte offsets, while it runs and after its end.
 func (s *Sandbox) Attach(ctx context.Context, req *sandseav1.AttachRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
 	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
 		req.Id = s.ID
-		stream, err := s.c.Processes.Attach(ctx, connect.NewRequest(req))
-		receive(stream, err, func(m *sandseav1.AttachResponse, err error) bool { return yield(m.GetEvent(), err) })
+		for m, err := range messages(ctx, s.c.Processes.Attach, req) {
+			if !yield(m.GetEvent(), err) {
+				return
+			}
+		}
 	}
 }
 

@@ -3,8 +3,8 @@ package client
 import (
 	"context"
 	"errors"
-	"io"
 	"iter"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -12,8 +12,6 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 )
-
-func isEOF(err error) bool { return errors.Is(err, io.EOF) }
 
 // Sandbox is a handle: an id and the client to reach it. Making one asks nobody.
 type Sandbox struct {
@@ -29,9 +27,21 @@ func (c *Client) Sandbox(id string) *Sandbox { return &Sandbox{ID: id, c: c} }
 func (c *Client) Create(ctx context.Context, spec *sandseav1.SandboxSpec, key string) (*Sandbox, error) {
 	res, err := c.Sandboxes.Create(ctx, connect.NewRequest(&sandseav1.CreateSandboxRequest{Spec: spec, Key: key}))
 	if err != nil {
-		return nil, err
+		return nil, unsure(err, key)
 	}
 	return c.Sandbox(res.Msg.GetSandbox().GetId()), nil
+}
+
+// unsure says how to find out what became of a create whose answer was lost.
+func unsure(err error, key string) error {
+	e, ok := errors.AsType[*errdefs.Error](err)
+	if !ok || e.Kind != errdefs.Unknown || e.Hint != "" {
+		return err
+	}
+	if key == "" {
+		return e.WithHint("Look for it: sandsea ls; with --key asking again would be safe")
+	}
+	return e.WithField("key", "").WithHint("Ask again with the same key: --key %s", key)
 }
 
 // Info asks the sandbox's node for its state. It neither wakes it nor counts as use.
@@ -99,53 +109,41 @@ func (c *Client) Resolve(ctx context.Context, prefix string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", errdefs.New(errdefs.NotFound, "sandbox "+prefix, "none here").WithHint("All: sandsea ls --all")
+		return "", errdefs.New(errdefs.NotFound, "sandbox "+prefix, "none in %s", c.project(ctx)).WithHint("All: sandsea ls --all")
 	case 1:
 		return found[0], nil
 	}
-	e := errdefs.New(errdefs.Invalid, "", "%s names %d sandboxes", prefix, len(found)).
+	near := found[:min(len(found), 8)]
+	list := strings.Join(near, ", ")
+	if len(found) > len(near) {
+		list += ", …"
+	}
+	e := errdefs.New(errdefs.Invalid, "", "%s names %d sandboxes (%s)", prefix, len(found), list).
 		WithField("id", "").WithHint("Give more letters")
-	e.Near = found[:min(len(found), 8)]
+	e.Near = near
 	return "", e
+}
+
+// project names the caller's project for an error.
+func (c *Client) project(ctx context.Context) string {
+	res, err := c.IAM.WhoAmI(ctx, connect.NewRequest(&sandseav1.WhoAmIRequest{}))
+	if err != nil {
+		return "your project" // the error at hand is worth more
+	}
+	return "project " + res.Msg.GetProject()
 }
 
 // CreateBatch makes several sandboxes from one spec and yields one result per item as they are done.
 func (c *Client) CreateBatch(ctx context.Context, req *sandseav1.CreateBatchRequest) iter.Seq2[*sandseav1.CreateBatchResponse, error] {
-	return func(yield func(*sandseav1.CreateBatchResponse, error) bool) {
-		stream, err := c.Sandboxes.CreateBatch(ctx, connect.NewRequest(req))
-		receive(stream, err, yield)
-	}
+	return messages(ctx, c.Sandboxes.CreateBatch, req)
 }
 
 // Watch yields state changes until ctx ends.
 func (c *Client) Watch(ctx context.Context, req *sandseav1.WatchSandboxesRequest) iter.Seq2[*sandseav1.WatchSandboxesResponse, error] {
-	return func(yield func(*sandseav1.WatchSandboxesResponse, error) bool) {
-		stream, err := c.Sandboxes.Watch(ctx, connect.NewRequest(req))
-		receive(stream, err, yield)
-	}
+	return messages(ctx, c.Sandboxes.Watch, req)
 }
 
 // StopMany ends several sandboxes and yields one result for each.
 func (c *Client) StopMany(ctx context.Context, req *sandseav1.StopManyRequest) iter.Seq2[*sandseav1.StopManyResponse, error] {
-	return func(yield func(*sandseav1.StopManyResponse, error) bool) {
-		stream, err := c.Sandboxes.StopMany(ctx, connect.NewRequest(req))
-		receive(stream, err, yield)
-	}
-}
-
-// receive yields the messages of a server stream and closes it when the loop is left.
-func receive[M any](stream *connect.ServerStreamForClient[M], err error, yield func(*M, error) bool) {
-	if err != nil {
-		yield(nil, err)
-		return
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		if !yield(stream.Msg(), nil) {
-			return
-		}
-	}
-	if err := stream.Err(); err != nil {
-		yield(nil, err)
-	}
+	return messages(ctx, c.Sandboxes.StopMany, req)
 }

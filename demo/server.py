@@ -65,8 +65,10 @@ def left_behind(data: pathlib.Path, tag: str) -> list[str]:
     out: list[str] = []
     for proc in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"sandsea-{tag}" in (proc / "cgroup").read_text() or str(data) in (proc / "cmdline").read_text():
-                out.append(f"process {proc.name}")
+            program, *argv = (proc / "cmdline").read_text().split("\0")
+            ours = program.endswith("sandsea") and any(str(data) in arg for arg in argv)
+            if ours or f"sandsea-{tag}" in (proc / "cgroup").read_text():
+                out.append(f"process {proc.name} {program}")
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         if str(data) in line:
             out.append("mount " + line.split()[4])

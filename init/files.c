@@ -40,6 +40,9 @@
 #ifndef SYS_openat2
 #define SYS_openat2 437
 #endif
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452
+#endif
 
 /* Of linux/openat2.h, which musl's headers lack. */
 struct how {
@@ -152,6 +155,19 @@ static int look(uint32_t base, const char *path, uint32_t flags, int how_flags)
 	}
 }
 
+/* chmod_here never follows a link that somebody puts there meanwhile: what that leads to is another's choice. */
+static int chmod_here(int dir, const char *name, mode_t mode)
+{
+	static enum { NOT_ASKED, KNOWN, UNKNOWN } call;
+
+	/* A kernel before 6.6, or a filter that does not know the call, does not come as far as the bad descriptor. */
+	if (call == NOT_ASKED)
+		call = syscall(SYS_fchmodat2, -1, "x", 0, AT_SYMLINK_NOFOLLOW) < 0 && errno == EBADF ? KNOWN : UNKNOWN;
+	if (call == KNOWN)
+		return (int)syscall(SYS_fchmodat2, dir, name, mode, AT_SYMLINK_NOFOLLOW);
+	return fchmodat(dir, name, mode, AT_SYMLINK_NOFOLLOW); /* which goes by /proc */
+}
+
 static bool is_dots(const char *name)
 {
 	return name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
@@ -232,7 +248,7 @@ static int make_dirs(uint32_t base, const char *path, uint32_t flags, mode_t mod
 
 			if (mkdirat(parent, prefix + start, m) == 0) {
 				++*made;
-				if ((m & 06000) && fchmodat(parent, prefix + start, m, 0) < 0)
+				if ((m & 06000) && chmod_here(parent, prefix + start, m) < 0)
 					err = errno;
 			} else {
 				err = errno;
@@ -269,6 +285,19 @@ static void unmake_dirs(uint32_t base, char *path, uint32_t made)
 		if (parent != path)
 			return;
 	}
+}
+
+/*
+ * may_follow is the kernel's rule of fs.protected_symlinks, which holds for what it looks up itself: in a directory that
+ * all may write to but not clear, as /tmp, a link is followed only by who made it, or if the directory's owner did.
+ */
+static bool may_follow(int dir, const struct stat *link)
+{
+	struct stat st;
+
+	if (link->st_uid == geteuid())
+		return true;
+	return fstat(dir, &st) == 0 && ((st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == st.st_uid);
 }
 
 /*
@@ -343,6 +372,10 @@ static int find(uint32_t base, char *path, uint32_t flags, mode_t mode, struct p
 			return -err;
 		}
 		if (S_ISLNK(st.st_mode) && !(flags & FW_NOFOLLOW)) {
+			if (!may_follow(p->dir, &st)) {
+				shut(p->dir);
+				return -EACCES;
+			}
 			n = readlinkat(p->dir, p->name, link, sizeof(link) - 1);
 			err = n < 0 ? errno : 0;
 			shut(p->dir);
@@ -915,7 +948,7 @@ static int make_dir(void)
 	else if (mkdirat(p.dir, p.name, mode) < 0)
 		err = -errno;
 	else if ((mode & 06000) && fstatat(p.dir, p.name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode) &&
-		 fchmodat(p.dir, p.name, mode, 0) < 0)
+		 chmod_here(p.dir, p.name, mode) < 0)
 		err = -errno;
 	if (err == 0)
 		out.a.flags |= FW_DID;
@@ -1103,7 +1136,7 @@ static int set_attributes(void)
 	    fchownat(p.dir, p.name, in.r.uid, in.r.gid, AT_SYMLINK_NOFOLLOW) < 0)
 		err = -errno;
 	if (err == 0 && (in.r.flags & FW_SET_MODE) && !S_ISLNK(st.st_mode) &&
-	    fchmodat(p.dir, p.name, in.r.mode & 07777, 0) < 0)
+	    chmod_here(p.dir, p.name, in.r.mode & 07777) < 0)
 		err = -errno;
 	if (err == 0 && (in.r.flags & FW_SET_MTIME)) {
 		struct timespec ts[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = in.r.mtime_sec, .tv_nsec = in.r.mtime_nsec}};

@@ -62,6 +62,7 @@ struct ss_facts facts;
 static const char *const masked[] = {
 	"proc/acpi",
 	"proc/asound",
+	"proc/cmdline",
 	"proc/config.gz",
 	"proc/driver",
 	"proc/interrupts",
@@ -88,6 +89,7 @@ static const char *const masked[] = {
 	"proc/vmallocinfo",
 	"proc/vmcore",
 	"proc/zoneinfo",
+	"sys/devices/virtual/block",
 	"sys/devices/virtual/powercap",
 	"sys/firmware",
 	"sys/kernel",
@@ -271,7 +273,8 @@ static bool mount_dev(void)
 
 static bool mount_pts(void)
 {
-	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", NULL};
+	/* All sandboxes draw on one number of terminals, kernel.pty.max; of 3,072 none may take the most. */
+	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", "max", "256", NULL};
 
 	return place(new_mount("devpts", options, X_ATTR_NOSUID | X_ATTR_NOEXEC), at_root("dev/pts", O_DIRECTORY));
 }

@@ -55,7 +55,7 @@ func loadServerConfig(file string, env func(string) string) (serverConfig, error
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !named:
 	case err != nil:
-		return cfg, &exitError{code: 2, err: errdefs.New(errdefs.Invalid, file, "%s", rootMessage(err)).WithHint("Give another: --config FILE")}
+		return cfg, misuse(errdefs.New(errdefs.Invalid, file, "%s", rootMessage(err)).WithHint("Give another: --config FILE"))
 	default:
 		if err := decodeConfig(file, string(text), &cfg); err != nil {
 			return cfg, err
@@ -79,34 +79,35 @@ func decodeConfig(file, text string, cfg *serverConfig) error {
 	if err != nil {
 		msg := err.Error()
 		if pe, ok := errors.AsType[toml.ParseError](err); ok {
-			msg = fmt.Sprintf("line %d: %s", pe.Position.Line, pe.Message)
+			file, msg = fmt.Sprintf("%s:%d", file, pe.Position.Line), pe.Message
 		}
-		return &exitError{code: 2, err: errdefs.New(errdefs.Invalid, file, "%s", ui.Text(msg)).WithHint("Correct the file")}
+		return misuse(errdefs.New(errdefs.Invalid, file, "%s", ui.Text(msg)).WithHint("Correct the file"))
 	}
 	unknown := meta.Undecoded()
 	if len(unknown) == 0 {
 		return nil
 	}
 	key := unknown[0].String()
-	line := 0
+	object := file
 	for i, l := range strings.Split(text, "\n") {
 		if strings.HasPrefix(strings.TrimSpace(l), key) {
-			line = i + 1
+			object = fmt.Sprintf("%s:%d", file, i+1)
 			break
 		}
 	}
 	known := []string{"data", "listen", "log_level", "memory_overcommit", "cpu_overcommit", "max_sandboxes"}
-	e := errdefs.New(errdefs.Invalid, fmt.Sprintf("%s:%d", file, line), "unknown key %s", ui.Text(key)).WithField(key, "")
+	e := errdefs.New(errdefs.Invalid, object, "unknown key %s", ui.Text(key)).WithField(key, "")
 	if near := ui.Nearest(key, known); near != "" {
-		return &exitError{code: 2, err: e.WithHint("Did you mean %s?", near)}
+		return misuse(e.WithHint("Did you mean %s?", near))
 	}
-	return &exitError{code: 2, err: e.WithHint("Known: %s", strings.Join(known, ", "))}
+	return misuse(e.WithHint("Known: %s", strings.Join(known, ", ")))
 }
 
 // validate checks every field.
 func (c serverConfig) validate() error {
 	bad := func(field, format string, args ...any) error {
-		return &exitError{code: 2, err: errdefs.New(errdefs.Invalid, "", format, args...).WithField(field, "")}
+		return misuse(errdefs.New(errdefs.Invalid, "", format, args...).WithField(field, "").
+			WithHint("Correct it in the configuration file, the environment or by flag"))
 	}
 	if !filepath.IsAbs(c.Data) {
 		return bad("data", "data directory %q is not absolute", ui.Text(c.Data))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -36,21 +37,17 @@ that is a directory takes the source's name. "-" is a tar stream on standard inp
 			from, fromRemote := remotePath(args[0])
 			to, toRemote := remotePath(args[1])
 			if fromRemote == toRemote {
-				return usage("cp %s %s: exactly one side must be ID:/path", ui.Text(args[0]), ui.Text(args[1]))
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
+				return usage(cmd, "cp %s %s: exactly one side must be ID:/path", ui.Text(args[0]), ui.Text(args[1]))
 			}
 			remote := from
 			if toRemote {
 				remote = to
 			}
-			id, err := c.Resolve(cmd.Context(), remote.id)
+			sb, err := a.sandbox(cmd.Context(), remote.id)
 			if err != nil {
 				return err
 			}
-			x := copier{a: a, cmd: cmd, sb: c.Sandbox(id), user: user}
+			x := copier{a: a, ctx: cmd.Context(), sb: sb, user: user}
 			if toRemote {
 				return x.up(args[0], to.path)
 			}
@@ -75,54 +72,51 @@ func remotePath(s string) (location, bool) {
 	return location{id: id, path: p}, true
 }
 
+// copier copies for one call of cp.
 type copier struct {
 	a    *app
-	cmd  *cobra.Command
+	ctx  context.Context // of that call
 	sb   *client.Sandbox
 	user string
 }
 
-// meter counts bytes for the progress line.
+// meter counts bytes for the progress line. Short copies stay silent.
 type meter struct {
-	r        io.Reader
-	p        *ui.Progress
-	name     string
-	done     int64
-	total    int64
-	reported time.Time
+	r     io.Reader
+	p     *ui.Progress
+	name  string
+	done  int64
+	total int64 // 0 if unknown
+	began time.Time
+}
+
+func (m *meter) count(n int, last bool) {
+	m.done += int64(n)
+	if m.began.IsZero() {
+		m.began = time.Now()
+	}
+	if time.Since(m.began) > time.Second {
+		m.p.Update(m.name, m.done, m.total, "bytes", "", last)
+	}
 }
 
 func (m *meter) Read(b []byte) (int, error) {
 	n, err := m.r.Read(b)
-	m.done += int64(n)
-	// Short copies stay silent.
-	if m.reported.IsZero() {
-		m.reported = time.Now()
-	}
-	if time.Since(m.reported) > time.Second {
-		m.p.Update(m.name, m.done, m.total, "bytes", "", err != nil)
-	}
+	m.count(n, err != nil)
 	return n, err
-}
-
-func (x copier) meter(r io.Reader, name string, total int64) (*meter, *ui.Progress) {
-	p := x.a.io.NewProgress()
-	return &meter{r: r, p: p, name: name, total: total}, p
 }
 
 // isDir asks whether a path inside is a directory.
 func (x copier) isDir(p string) bool {
-	info, err := x.sb.Stat(x.cmd.Context(), &sandseav1.StatFileRequest{Path: p, User: x.user})
+	info, err := x.sb.Stat(x.ctx, &sandseav1.StatFileRequest{Path: p, User: x.user})
 	return err == nil && info.GetType() == sandseav1.FileType_FILE_TYPE_DIRECTORY
 }
 
 func (x copier) up(src, dst string) error {
-	ctx := x.cmd.Context()
+	p := x.a.io.NewProgress()
+	defer p.Clear()
 	if src == "-" {
-		m, p := x.meter(x.a.io.In, "stdin", 0)
-		defer p.Clear()
-		_, err := x.sb.UploadTar(ctx, &sandseav1.UploadTarHeader{Path: dst, User: x.user}, m)
-		return err
+		return x.upTar(dst, &meter{r: x.a.input(x.ctx), p: p, name: "stdin"})
 	}
 	st, err := os.Stat(src)
 	if err != nil {
@@ -138,23 +132,28 @@ func (x copier) up(src, dst string) error {
 	if st.IsDir() {
 		pr, pw := io.Pipe()
 		go func() { pw.CloseWithError(packTree(src, pw)) }()
-		m, p := x.meter(pr, filepath.Base(src), 0)
-		defer p.Clear()
-		_, err := x.sb.UploadTar(ctx, &sandseav1.UploadTarHeader{Path: dst, User: x.user}, m)
-		pr.CloseWithError(errors.Join(err, io.ErrClosedPipe))
-		return err
+		defer pr.CloseWithError(io.ErrClosedPipe)
+		return x.upTar(dst, &meter{r: pr, p: p, name: filepath.Base(src)})
 	}
 	f, err := os.Open(src)
 	if err != nil {
 		return fmt.Errorf("cp: %w", err)
 	}
 	defer f.Close()
-	m, p := x.meter(f, filepath.Base(src), st.Size())
-	defer p.Clear()
-	size := st.Size()
-	_, err = x.sb.WriteFile(ctx, &sandseav1.WriteFileHeader{
-		Path: dst, User: x.user, Mode: uint32(st.Mode().Perm()), Size: &size,
-	}, m)
+	x.a.undone = "the file in the sandbox is as it was"
+	h := &sandseav1.WriteFileHeader{Path: dst, User: x.user, Mode: uint32(st.Mode().Perm())}
+	m := &meter{r: f, p: p, name: filepath.Base(src)}
+	if st.Mode().IsRegular() { // the size of a pipe or device says nothing
+		m.total = st.Size()
+		h.Size = &m.total
+	}
+	_, err = x.sb.WriteFile(x.ctx, h, m)
+	return err
+}
+
+func (x copier) upTar(dst string, r io.Reader) error {
+	x.a.undone = "part of the tree may be in the sandbox"
+	_, err := x.sb.UploadTar(x.ctx, &sandseav1.UploadTarHeader{Path: dst, User: x.user}, r)
 	return err
 }
 
@@ -215,47 +214,53 @@ func packTree(dir string, w io.Writer) error {
 }
 
 func (x copier) down(src, dst string) error {
-	ctx := x.cmd.Context()
 	if dst == "-" {
-		skipped, err := x.sb.DownloadTar(ctx, &sandseav1.DownloadTarRequest{Path: src, User: x.user}, x.a.io.Out)
+		skipped, err := x.sb.DownloadTar(x.ctx, &sandseav1.DownloadTarRequest{Path: src, User: x.user}, x.a.io.Out)
 		x.noteSkipped(skipped)
 		return err
 	}
-	info, err := x.sb.Stat(ctx, &sandseav1.StatFileRequest{Path: src, User: x.user})
+	info, err := x.sb.Stat(x.ctx, &sandseav1.StatFileRequest{Path: src, User: x.user})
 	if err != nil {
 		return err
+	}
+	if strings.HasSuffix(dst, "/") {
+		if err := os.MkdirAll(dst, 0o755); err != nil {
+			return fmt.Errorf("cp: %w", err)
+		}
 	}
 	if st, serr := os.Stat(dst); serr == nil && st.IsDir() {
 		dst = filepath.Join(dst, path.Base(path.Clean("/"+src)))
 	}
+	p := x.a.io.NewProgress()
+	defer p.Clear()
+	m := &meter{p: p, name: path.Base(src)}
 	if info.GetType() == sandseav1.FileType_FILE_TYPE_DIRECTORY {
-		return x.downTree(src, dst)
+		return x.downTree(src, dst, m)
 	}
-	return x.downFile(src, dst, info)
+	m.total = info.GetSize()
+	return x.downFile(src, dst, fs.FileMode(info.GetMode())&0o777, m)
 }
 
 // downFile writes beside the target and renames, so that a broken copy leaves the old file.
-func (x copier) downFile(src, dst string, info *sandseav1.FileInfo) error {
+func (x copier) downFile(src, dst string, mode fs.FileMode, m *meter) error {
 	f, err := os.CreateTemp(filepath.Dir(dst), ".sandsea-*")
 	if err != nil {
 		return fmt.Errorf("cp: %w", err)
 	}
 	defer os.Remove(f.Name())
 	defer f.Close()
-	p := x.a.io.NewProgress()
-	defer p.Clear()
-	began, done := time.Now(), int64(0)
-	count := writerFunc(func(b []byte) (int, error) {
-		done += int64(len(b))
-		if time.Since(began) > time.Second {
-			p.Update(path.Base(src), done, info.GetSize(), "bytes", "", false)
-		}
+	x.a.undone = dst + " is as it was"
+	w := writerFunc(func(b []byte) (int, error) {
+		m.count(len(b), false)
 		return f.Write(b)
 	})
-	if _, err := x.sb.ReadFile(x.cmd.Context(), &sandseav1.ReadFileRequest{Path: src, User: x.user}, count); err != nil {
+	if _, err := x.sb.ReadFile(x.ctx, &sandseav1.ReadFileRequest{Path: src, User: x.user}, w); err != nil {
 		return err
 	}
-	if err := f.Chmod(fs.FileMode(info.GetMode()) & 0o777); err != nil {
+	if err := f.Chmod(mode); err != nil {
+		return fmt.Errorf("cp: %w", err)
+	}
+	if err := f.Close(); err != nil {
 		return fmt.Errorf("cp: %w", err)
 	}
 	if err := os.Rename(f.Name(), dst); err != nil {
@@ -269,7 +274,7 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // downTree unpacks a tree of the sandbox into a local directory; nothing that it holds can leave that directory.
-func (x copier) downTree(src, dst string) error {
+func (x copier) downTree(src, dst string, m *meter) error {
 	if err := os.MkdirAll(dst, 0o755); err != nil {
 		return fmt.Errorf("cp: %w", err)
 	}
@@ -278,17 +283,17 @@ func (x copier) downTree(src, dst string) error {
 		return fmt.Errorf("cp: %w", err)
 	}
 	defer root.Close()
+	x.a.undone = "part of the tree may be in " + dst
 	pr, pw := io.Pipe()
+	m.r = pr
 	skipped := make(chan []string, 1)
 	go func() {
-		s, err := x.sb.DownloadTar(x.cmd.Context(), &sandseav1.DownloadTarRequest{Path: src, User: x.user}, pw)
+		s, err := x.sb.DownloadTar(x.ctx, &sandseav1.DownloadTarRequest{Path: src, User: x.user}, pw)
 		skipped <- s
 		pw.CloseWithError(err)
 	}()
-	m, p := x.meter(pr, path.Base(src), 0)
-	defer p.Clear()
 	err = unpackTree(root, m)
-	pr.CloseWithError(errors.Join(err, io.ErrClosedPipe))
+	pr.CloseWithError(io.ErrClosedPipe)
 	x.noteSkipped(<-skipped)
 	return err
 }
@@ -308,7 +313,8 @@ func unpackTree(root *os.Root, r io.Reader) error {
 			continue
 		}
 		if !filepath.IsLocal(name) {
-			return errdefs.New(errdefs.DataLoss, "", "cp: the sandbox sent the name %q", ui.Text(h.Name))
+			return errdefs.New(errdefs.DataLoss, "", "cp: the sandbox sent the name %q, which leaves the directory", h.Name).
+				WithHint("Nothing was written there; copy single files instead")
 		}
 		mode := h.FileInfo().Mode().Perm()
 		switch h.Typeflag {

@@ -177,7 +177,7 @@ func removeAll(ctx context.Context, dir *dataDir) error {
 	if ranges, err := uidrange.Open(uidrange.Config{Tag: dir.tag(), Log: log, Warm: -1}); err == nil {
 		errs = append(errs, ranges.Release())
 	}
-	for _, name := range []string{"keeper.sock", "spawner.sock", "node.sock", "keeper.index"} {
+	for _, name := range []string{"keeper.sock", "spawner.sock", "node.sock", "debug.sock", "keeper.index"} {
 		if err := os.Remove(dir.join("run", name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -118,6 +118,8 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 		return nil, err
 	}
 	e.onClose(e.runner.Close)
+	// First, since the runner listens to the keeper until the line ends.
+	e.onClose(links.keeper.Close)
 	if err := sweep.Run(ctx, sweep.Config{
 		Runner: e.runner, Backend: be, Keeper: links.keeper, Roster: links.roster, Output: dir.join("output"), Log: log,
 	}); err != nil {

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
 )
 
@@ -57,36 +59,30 @@ func (a *app) imageImportCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, rest, ok := strings.Cut(args[0], ":")
-			if !ok || rest == "" {
-				return usage("image import %s: write debian:SUITE, oci:DIR or rootfs:FILE.tar", ui.Text(args[0]))
+			if !ok || rest == "" || !slices.Contains([]string{"debian", "oci", "rootfs"}, kind) {
+				return usage(cmd, "image import %s: write debian:SUITE, oci:DIR or rootfs:FILE.tar", ui.Text(args[0]))
 			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			a.undone = "no image was made"
 			req := &sandseav1.ImportImageRequest{Name: name, Config: &sandseav1.ImageConfig{
 				User: user, Workdir: workdir, Env: env, Entrypoint: entrypoint, Cmd: command,
 			}}
 			p := a.io.NewProgress()
 			defer p.Clear()
 			began := time.Now()
-			switch kind {
-			case "debian":
-				req.Source = &sandseav1.ImportImageRequest_Debian{Debian: &sandseav1.DebianSource{
-					Suite: rest, Include: include, Refresh: refresh,
-				}}
-			case "rootfs", "oci":
-				archive, err := a.upload(cmd.Context(), kind, rest, p)
+			if kind == "debian" {
+				req.Source = &sandseav1.ImportImageRequest_Debian{Debian: &sandseav1.DebianSource{Suite: rest, Include: include, Refresh: refresh}}
+			} else {
+				archive, err := a.upload(cmd.Context(), c, kind, rest, p)
 				if err != nil {
 					return err
 				}
 				archive.Reference = reference
 				req.Source = &sandseav1.ImportImageRequest_Archive{Archive: archive}
-				if name == "" {
-					req.Name = strings.TrimSuffix(strings.SplitN(filepath.Base(rest), ".tar", 2)[0], "/")
-				}
-			default:
-				return usage("image import: %s: is not known; write debian:SUITE, oci:DIR or rootfs:FILE.tar", ui.Text(kind))
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
+				req.Name = cmp.Or(name, archiveName(rest))
 			}
 			img, existed, err := c.ImportImage(cmd.Context(), req, func(ip *sandseav1.ImportProgress) {
 				p.Update(ip.GetStage(), ip.GetDone(), ip.GetTotal(), ip.GetUnit(), ip.GetDetail(), ip.GetFinished())
@@ -95,7 +91,7 @@ func (a *app) imageImportCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.imported(img, existed, time.Since(began))
+			return a.imported(img, existed, kind == "debian", time.Since(began))
 		},
 	}
 	fl := cmd.Flags()
@@ -111,19 +107,26 @@ func (a *app) imageImportCommand() *cobra.Command {
 	return cmd
 }
 
-// imported prints the digest on standard output and the rest beside it.
-func (a *app) imported(img *sandseav1.Image, existed bool, took time.Duration) error {
-	if a.json {
-		doc, err := document("sandsea.image/1", img)
-		if err != nil {
-			return err
-		}
-		doc["existed"] = existed
-		return printJSON(a.io.Out, doc)
+// archiveName is the name of an image from an archive that nobody named; standard input gives none.
+func archiveName(source string) string {
+	if source == "-" {
+		return ""
 	}
-	if existed {
-		a.io.Note("%s: already here, same content (--refresh asks again)", ui.Text(img.GetName()))
-	} else {
+	name, _, _ := strings.Cut(filepath.Base(source), ".tar")
+	return name
+}
+
+// imported prints the digest on standard output and the rest beside it.
+func (a *app) imported(img *sandseav1.Image, existed, refreshable bool, took time.Duration) error {
+	if a.json {
+		return printJSON(a.io.Out, append(document("sandsea.image/1", img), member{"existed", existed}))
+	}
+	switch {
+	case existed && refreshable:
+		a.io.Note("%s: already here, same packages (--refresh asks again)", ui.Text(img.GetName()))
+	case existed:
+		a.io.Note("%s: already here, same content", ui.Text(img.GetName()))
+	default:
 		a.io.Note("%s  %s, %s", ui.Text(img.GetName()), ui.LongSize(imageBytes(img)), ui.Took(took))
 		a.io.Note("Try it: sandsea run --image %s -- ls /", ui.Text(img.GetName()))
 	}
@@ -140,11 +143,7 @@ func imageBytes(img *sandseav1.Image) int64 {
 }
 
 // upload hands a local archive, or an OCI layout packed on the way, to the server.
-func (a *app) upload(ctx context.Context, kind, source string, p *ui.Progress) (*sandseav1.ArchiveSource, error) {
-	c, err := a.client()
-	if err != nil {
-		return nil, err
-	}
+func (a *app) upload(ctx context.Context, c *client.Client, kind, source string, p *ui.Progress) (*sandseav1.ArchiveSource, error) {
 	out := &sandseav1.ArchiveSource{Format: sandseav1.ArchiveFormat_ARCHIVE_FORMAT_ROOTFS}
 	var r io.Reader
 	var total int64
@@ -152,14 +151,15 @@ func (a *app) upload(ctx context.Context, kind, source string, p *ui.Progress) (
 	case kind == "oci":
 		out.Format = sandseav1.ArchiveFormat_ARCHIVE_FORMAT_OCI
 		if _, err := os.Stat(filepath.Join(source, "oci-layout")); err != nil {
-			return nil, errdefs.New(errdefs.Invalid, source, "no OCI image layout: it has no file oci-layout").Wrap(err)
+			return nil, errdefs.New(errdefs.Invalid, source, "no OCI image layout: it has no file oci-layout").
+				WithHint("Name the directory that holds it").Wrap(err)
 		}
 		pr, pw := io.Pipe()
 		go func() { pw.CloseWithError(packTree(source, pw)) }()
 		defer pr.CloseWithError(io.ErrClosedPipe)
 		r = pr
 	case source == "-":
-		r = a.io.In
+		r = a.input(ctx)
 	default:
 		f, err := os.Open(source)
 		if err != nil {
@@ -173,132 +173,159 @@ func (a *app) upload(ctx context.Context, kind, source string, p *ui.Progress) (
 		r, total = f, st.Size()
 	}
 	m := &meter{r: r, p: p, name: "upload", total: total}
-	out.Upload, err = c.UploadImage(ctx, m)
-	return out, err
+	upload, err := c.UploadImage(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	out.Upload = upload
+	return out, nil
 }
 
 func (a *app) imageLsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List images", Args: cobra.NoArgs,
+		Example: "  sandsea image ls\n  sandsea image ls --json | jq -r '.[].name'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := a.images(cmd.Context())
 			if err != nil {
 				return err
 			}
 			if a.json {
-				docs, err := documents("sandsea.image/1", list)
-				if err != nil {
-					return err
-				}
-				return printJSON(a.io.Out, docs)
+				return printJSON(a.io.Out, documents("sandsea.image/1", list))
 			}
 			if len(list) == 0 {
 				a.io.Note("No images yet. About a minute: sandsea image import debian:bookworm --include python3,git")
 				return nil
 			}
-			var rows [][]ui.Cell
-			for _, i := range list {
-				digest := i.GetDigest()
-				if a.io.OutTTY {
-					digest = digest[:min(len(digest), 19)]
-				}
-				rows = append(rows, []ui.Cell{
-					{Text: ui.Text(i.GetName())}, {Text: digest}, {Text: fmt.Sprint(len(i.GetLayers()))}, {Text: ui.Size(imageBytes(i))},
-					{Text: fmt.Sprint(i.GetUsers())}, {Text: ui.Age(time.Since(i.GetCreatedAt().AsTime()))},
-				})
-			}
-			a.io.Table([]ui.Column{
-				{Name: "NAME", Cut: true}, {Name: "DIGEST", Drop: 2},
-				{Name: "LAYERS", Right: true, Drop: 1}, {Name: "SIZE", Right: true}, {Name: "USERS", Right: true}, {Name: "AGE", Right: true},
-			}, rows)
+			a.printImages(list)
 			return nil
 		},
 	}
 }
 
-func (a *app) getImage(ctx context.Context, ref string) (*sandseav1.Image, error) {
-	c, err := a.client()
-	if err != nil {
-		return nil, err
+func (a *app) printImages(list []*sandseav1.Image) {
+	var rows [][]ui.Cell
+	for _, i := range list {
+		digest := i.GetDigest()
+		if a.io.OutTTY {
+			digest = digest[:min(len(digest), shortDigest)]
+		}
+		rows = append(rows, []ui.Cell{
+			{Text: ui.Text(i.GetName())},
+			{Text: ui.Text(digest)},
+			{Text: fmt.Sprint(len(i.GetLayers()))},
+			{Text: ui.Size(imageBytes(i))},
+			{Text: fmt.Sprint(i.GetUsers())},
+			{Text: ui.Age(a.now().Sub(i.GetCreatedAt().AsTime()))},
+		})
 	}
-	res, err := c.Images.Get(ctx, connect.NewRequest(&sandseav1.GetImageRequest{Ref: ref}))
-	if err != nil {
-		return nil, err
-	}
-	return res.Msg.GetImage(), nil
+	a.io.Table([]ui.Column{
+		{Name: "NAME", Cut: true, Drop: 2},
+		{Name: "DIGEST", Drop: 4},
+		{Name: "LAYERS", Right: true, Drop: 3},
+		{Name: "SIZE", Right: true},
+		{Name: "USERS", Right: true, Drop: 1},
+		{Name: "AGE", Right: true},
+	}, rows)
 }
+
+// shortDigest is "sha256:" and twelve digits.
+const shortDigest = 19
 
 func (a *app) imageInspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect REF", Short: "Show an image's layers and config", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			img, err := a.getImage(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if a.json {
-				doc, err := document("sandsea.image/1", img)
-				if err != nil {
-					return err
-				}
-				return printJSON(a.io.Out, doc)
-			}
-			fmt.Fprintf(a.io.Out, "name     %s\ndigest   %s\nsize     %s\nusers    %d\n", ui.Text(img.GetName()), img.GetDigest(),
-				ui.LongSize(imageBytes(img)), img.GetUsers())
-			cfg := img.GetConfig()
-			fmt.Fprintf(a.io.Out, "user     %s\nworkdir  %s\nenv      %s\nruns     %s\n", ui.Text(cfg.GetUser()), ui.Text(cfg.GetWorkdir()),
-				ui.Text(strings.Join(cfg.GetEnv(), " ")), ui.Text(strings.Join(append(cfg.GetEntrypoint(), cfg.GetCmd()...), " ")))
-			for i, l := range img.GetLayers() {
-				fmt.Fprintf(a.io.Out, "layer %-2d %s  %s, %d files, %s\n", i, l.GetDigest(), ui.LongSize(l.GetBytes()), l.GetFiles(), ui.Text(l.GetSource()))
-			}
-			return nil
-		},
-	}
-}
-
-func (a *app) imageRmCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "rm REF…", Short: "Remove images and the layers that nothing else uses", Args: cobra.MinimumNArgs(1),
+		Example: "  sandsea image inspect debian:bookworm\n  sandsea image inspect debian:bookworm --json | jq .layers",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			var errs []error
-			for _, ref := range args {
-				img, err := a.getImage(cmd.Context(), ref)
-				if err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				force := false
-				if img.GetUsers() > 0 {
-					yes, asked := a.io.Ask(fmt.Sprintf("%d sandboxes use %s and keep its layers. Remove it?", img.GetUsers(), ui.Text(ref)))
-					if !asked {
-						return &exitError{code: 2, err: errdefs.New(errdefs.FailedPrecondition, "image "+ref,
-							"%d sandboxes use it; no terminal to ask on", img.GetUsers()).WithHint("Add --yes")}
-					}
-					if !yes {
-						continue
-					}
-					force = true
-				}
-				res, err := c.Images.Delete(cmd.Context(), connect.NewRequest(&sandseav1.DeleteImageRequest{Ref: ref, Force: force}))
-				if err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				a.io.Note("removed %s, %s freed", ui.Text(ref), ui.LongSize(res.Msg.GetFreedBytes()))
+			res, err := c.Images.Get(cmd.Context(), connect.NewRequest(&sandseav1.GetImageRequest{Ref: args[0]}))
+			if err != nil {
+				return err
 			}
-			if len(errs) > 1 {
-				return errors.Join(errs...)
+			if a.json {
+				return printJSON(a.io.Out, document("sandsea.image/1", res.Msg.GetImage()))
 			}
-			if len(errs) == 1 {
-				return errs[0]
-			}
+			a.printImage(res.Msg.GetImage())
 			return nil
 		},
 	}
+}
+
+func (a *app) printImage(img *sandseav1.Image) {
+	cfg := img.GetConfig()
+	a.section("Image", row("name", "%s", img.GetName()), row("digest", "%s", img.GetDigest()),
+		row("size", "%s", ui.LongSize(imageBytes(img))), row("users", "%d sandboxes", img.GetUsers()),
+		row("made", "%s ago", ui.Age(a.now().Sub(img.GetCreatedAt().AsTime()))))
+	a.section("Config", row("user", "%s", cfg.GetUser()), row("workdir", "%s", cfg.GetWorkdir()), row("env", "%s", strings.Join(cfg.GetEnv(), " ")),
+		row("runs", "%s", strings.Join(append(slices.Clone(cfg.GetEntrypoint()), cfg.GetCmd()...), " ")))
+	var layers [][2]string
+	for i, l := range slices.Backward(img.GetLayers()) {
+		layers = append(layers, row(fmt.Sprint(i), "%s  %s, %d files, %s", l.GetDigest(), ui.LongSize(l.GetBytes()), l.GetFiles(), l.GetSource()))
+	}
+	a.section("Layers", layers...)
+}
+
+func (a *app) imageRmCommand() *cobra.Command {
+	var dry bool
+	cmd := &cobra.Command{
+		Use: "rm REF…", Short: "Remove images and the layers that nothing else uses", Args: cobra.MinimumNArgs(1),
+		Long:    "Asks when sandboxes use the image; they keep its layers.",
+		Example: "  sandsea image rm task-17\n  sandsea image rm --dry-run task-17 task-18",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				return a.removeImage(cmd.Context(), c, args[0], dry)
+			}
+			var failed error
+			for _, ref := range args {
+				if err := a.removeImage(cmd.Context(), c, ref, dry); err != nil {
+					a.complain(err)
+					failed = &exitError{code: 1}
+				}
+			}
+			return failed
+		},
+	}
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "only list what would go")
+	return cmd
+}
+
+func (a *app) removeImage(ctx context.Context, c *client.Client, ref string, dry bool) error {
+	got, err := c.Images.Get(ctx, connect.NewRequest(&sandseav1.GetImageRequest{Ref: ref}))
+	if err != nil {
+		return err
+	}
+	img := got.Msg.GetImage()
+	if dry {
+		fmt.Fprintln(a.io.Out, ui.Text(img.GetName()))
+		return nil
+	}
+	inUse := img.GetUsers() > 0
+	if inUse {
+		yes, asked := a.io.Ask(fmt.Sprintf("%s: %s use it and keep its layers. Remove it?", ui.Text(ref), sandboxes(int(img.GetUsers()))))
+		if !asked {
+			return misuse(errdefs.New(errdefs.FailedPrecondition, "image "+ref, "%s use it; no terminal to ask on", sandboxes(int(img.GetUsers()))).
+				WithHint("Add --yes"))
+		}
+		if !yes {
+			return nil
+		}
+	}
+	res, err := c.Images.Delete(ctx, connect.NewRequest(&sandseav1.DeleteImageRequest{Ref: ref, Force: inUse}))
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return printJSON(a.io.Out, object{{"schema", "sandsea.image_rm/1"}, {"name", img.GetName()}, {"freed_bytes", res.Msg.GetFreedBytes()}})
+	}
+	a.io.Note("removed %s, %s freed", ui.Text(img.GetName()), ui.LongSize(res.Msg.GetFreedBytes()))
+	return nil
 }
 
 func (a *app) imageComposeCommand() *cobra.Command {
@@ -310,6 +337,9 @@ func (a *app) imageComposeCommand() *cobra.Command {
 		Example: "  sandsea image compose task-17 --base debian:bookworm+python3 --workspace task-17-src --toolkit pytest",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if base == "" {
+				return usage(cmd, "image compose: name the lowest image: --base REF")
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -320,12 +350,17 @@ func (a *app) imageComposeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.imported(res.Msg.GetImage(), false, 0)
+			img := res.Msg.GetImage()
+			if a.json {
+				return printJSON(a.io.Out, document("sandsea.image/1", img))
+			}
+			a.io.Note("%s: %d layers, %s", ui.Text(img.GetName()), len(img.GetLayers()), ui.LongSize(imageBytes(img)))
+			fmt.Fprintln(a.io.Out, img.GetDigest())
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&base, "base", "", "lowest image")
 	cmd.Flags().StringVar(&workspace, "workspace", "", "image above the base")
 	cmd.Flags().StringSliceVar(&toolkits, "toolkit", nil, "images above the workspace, lowest first")
-	_ = cmd.MarkFlagRequired("base")
 	return cmd
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -9,7 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
@@ -20,19 +24,17 @@ func (a *app) logsCommand() *cobra.Command {
 	var number int64
 	cmd := &cobra.Command{
 		Use: "logs ID", Short: "Show what the commands of a sandbox wrote", Args: cobra.ExactArgs(1),
+		Long: `Output as it was written, standard error on standard error. On a terminal each command gets a heading, colours pass, and
+whatever else a terminal would obey is escaped; pipes get the bytes.`,
 		Example:           "  sandsea logs s7q3k2m5\n  sandsea logs -f --process 3 s7q3k2m5",
-		ValidArgsFunction: a.completeIDs,
+		ValidArgsFunction: a.completeID,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			sb, err := a.sandbox(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			id, err := c.Resolve(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			l := logPrinter{a: a, sb: c.Sandbox(id), follow: follow, raw: raw || !a.io.OutTTY}
-			return l.print(cmd.Context(), number)
+			l := logPrinter{a: a, sb: sb, only: number, follow: follow, raw: raw}
+			return l.print(cmd.Context())
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more, until the sandbox ends")
@@ -41,158 +43,148 @@ func (a *app) logsCommand() *cobra.Command {
 	return cmd
 }
 
+// logPoll is how often a followed sandbox is asked for new commands.
+const logPoll = 500 * time.Millisecond
+
 type logPrinter struct {
 	a           *app
 	sb          *client.Sandbox
+	only        int64 // this process alone, or 0
 	follow, raw bool
+	seen        int64      // the last process that was begun
 	mu          sync.Mutex // keeps pieces of output whole
 }
 
-// print shows every process once, in order, and with follow those that come later.
-func (l *logPrinter) print(ctx context.Context, only int64) error {
-	seen := int64(0)
-	var running sync.WaitGroup
-	defer running.Wait()
-	for {
-		procs, err := l.sb.Processes(ctx)
-		if err != nil {
-			return err
+// print shows every process once, in order, and with follow those that come later, until the sandbox ends.
+func (l *logPrinter) print(ctx context.Context) error {
+	if !l.follow {
+		return l.all(ctx, func(p *sandseav1.Process) error { return l.one(ctx, p) })
+	}
+	group, gctx := errgroup.WithContext(ctx)
+	begin := func(p *sandseav1.Process) error {
+		if p.GetState() != sandseav1.ProcessState_PROCESS_STATE_RUNNING {
+			return l.one(gctx, p)
 		}
-		for _, p := range procs {
-			if p.GetNumber() <= seen || (only > 0 && p.GetNumber() != only) {
-				continue
+		group.Go(func() error { return l.one(gctx, p) })
+		return nil
+	}
+	group.Go(func() error {
+		for {
+			end, err := l.ended(gctx)
+			if err == nil {
+				err = l.all(gctx, begin)
 			}
-			seen = p.GetNumber()
-			if l.follow && p.GetState() == sandseav1.ProcessState_PROCESS_STATE_RUNNING {
-				running.Go(func() { _ = l.one(ctx, p) })
-				continue
+			if end != nil || err != nil || l.only > 0 && l.seen == l.only {
+				return err
 			}
-			if err := l.one(ctx, p); err != nil {
+			if err := pause(gctx, logPoll); err != nil {
 				return err
 			}
 		}
-		if !l.follow {
-			return nil
+	})
+	failed := group.Wait()
+	end, err := l.ended(ctx)
+	if end == nil {
+		return cmp.Or(failed, err)
+	}
+	// Whatever broke, broke because the sandbox is no more.
+	l.a.io.Note("sandbox %s ended: %s", short(l.sb.ID), ui.Text(endWord(end)))
+	return l.a.io.OutError()
+}
+
+// all hands the processes that have not been seen to f.
+func (l *logPrinter) all(ctx context.Context, f func(*sandseav1.Process) error) error {
+	procs, err := l.sb.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range procs {
+		if p.GetNumber() <= l.seen || l.only > 0 && p.GetNumber() != l.only {
+			continue
 		}
-		if only > 0 && seen == only {
-			return nil
-		}
-		info, err := l.sb.Info(ctx)
-		if err != nil {
+		l.seen = p.GetNumber()
+		if err := f(p); err != nil {
 			return err
 		}
-		if end := info.GetEnd(); end != nil {
-			running.Wait()
-			l.a.io.Note("sandbox %s ended: %s", short(l.sb.ID), end.GetCause())
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(500 * time.Millisecond):
-		}
 	}
+	if l.only > 0 && l.seen != l.only && !l.follow {
+		return errdefs.New(errdefs.NotFound, fmt.Sprintf("process %d", l.only), "none in sandbox %s", short(l.sb.ID)).
+			WithHint("All: sandsea inspect %s", short(l.sb.ID))
+	}
+	return nil
+}
+
+// ended is how the sandbox ended, nil while it lives.
+func (l *logPrinter) ended(ctx context.Context) (*sandseav1.End, error) {
+	info, err := l.sb.Info(ctx)
+	return info.GetEnd(), err
+}
+
+// endWord is a cause with its detail.
+func endWord(end *sandseav1.End) string {
+	return strings.TrimSuffix(end.GetCause()+": "+end.GetDetail(), ": ")
 }
 
 // one shows a process's record.
 func (l *logPrinter) one(ctx context.Context, p *sandseav1.Process) error {
 	if l.a.io.OutTTY && !l.a.json {
-		l.write(l.a.io.Err, fmt.Appendf(nil, "── [%d] %s (%s)\n", p.GetNumber(),
-			ui.Text(strings.Join(p.GetCommand().GetArgv(), " ")), processWord(p)))
+		l.a.io.Note("%s [%d] %s (%s)", l.a.io.Dash(), p.GetNumber(), l.a.io.Short(commandWord(p)), ui.Text(processWord(p, l.a.now())))
 	}
+	out, errs := l.writer(l.a.io.Out), l.writer(l.a.io.Err)
 	for ev, err := range l.sb.Attach(ctx, &sandseav1.AttachRequest{Number: p.GetNumber(), NoFollow: !l.follow}) {
 		if err != nil {
 			return err
 		}
 		if l.a.json {
-			doc, err := document("sandsea.output/1", ev)
-			if err != nil {
-				return err
-			}
-			doc["number"] = p.GetNumber()
-			if err := printJSON(l.a.io.Out, doc); err != nil {
+			if err := l.printPiece(p.GetNumber(), ev); err != nil {
 				return err
 			}
 			continue
 		}
-		switch e := ev.GetEvent().(type) {
-		case *sandseav1.ProcessEvent_Data:
-			w := l.a.io.Out
-			if e.Data.GetStream() == sandseav1.Stream_STREAM_STDERR {
-				w = l.a.io.Err
-			}
-			if err := l.write(w, e.Data.GetData()); err != nil {
-				return err
-			}
-		case *sandseav1.ProcessEvent_Gap:
-			l.a.io.Note("── %s not kept (--output)", ui.LongSize(e.Gap.GetBytes()))
+		w := out
+		if ev.GetData().GetStream() == sandseav1.Stream_STREAM_STDERR {
+			w = errs
+		}
+		if err := l.write(w, ev.GetData().GetData()); err != nil {
+			return err
+		}
+		if gap := ev.GetGap(); gap != nil {
+			l.a.io.Note("%s %s not kept (--output)", l.a.io.Dash(), ui.LongSize(gap.GetBytes()))
 		}
 	}
-	return nil
+	return errors.Join(out.Close(), errs.Close())
 }
 
-// write passes bytes on, escaped line by line when a terminal would obey them; colours pass.
+// writer escapes when a terminal would obey the output.
+func (l *logPrinter) writer(w io.Writer) *ui.Escaper {
+	return &ui.Escaper{W: w, Raw: l.raw || !l.a.io.OutTTY}
+}
+
 func (l *logPrinter) write(w io.Writer, b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.raw {
-		_, err := w.Write(b)
-		return err
-	}
-	for line := range strings.Lines(string(b)) {
-		body, nl := strings.CutSuffix(line, "\n")
-		out := escapeKeepingColours(body)
-		if nl {
-			out += "\n"
-		}
-		if _, err := io.WriteString(w, out); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := w.Write(b)
+	return err
 }
 
-// escapeKeepingColours escapes everything but tabs and complete colour sequences (ESC [ digits and ; m).
-func escapeKeepingColours(s string) string {
-	var b strings.Builder
-	for len(s) > 0 {
-		i := strings.IndexAny(s, "\x1b\t")
-		if i < 0 {
-			b.WriteString(ui.Text(s))
-			break
-		}
-		b.WriteString(ui.Text(s[:i]))
-		s = s[i:]
-		if s[0] == '\t' {
-			b.WriteByte('\t')
-			s = s[1:]
-			continue
-		}
-		n := colourLength(s)
-		if n == 0 {
-			b.WriteString(`\x1b`)
-			s = s[1:]
-			continue
-		}
-		b.WriteString(s[:n])
-		s = s[n:]
+// printPiece is one piece of a record for programs.
+func (l *logPrinter) printPiece(number int64, ev *sandseav1.ProcessEvent) error {
+	doc := object{{"schema", "sandsea.output/1"}, {"number", number}}
+	stream := func(s sandseav1.Stream) string { return enumWord(s.Descriptor(), s.Number()) }
+	switch e := ev.GetEvent().(type) {
+	case *sandseav1.ProcessEvent_Data:
+		doc = append(doc, object{{"event", "data"}, {"stream", stream(e.Data.GetStream())}, {"offset", e.Data.GetOffset()}}...)
+		doc.setBytes("data", e.Data.GetData())
+	case *sandseav1.ProcessEvent_Gap:
+		doc = append(doc, object{{"event", "gap"}, {"stream", stream(e.Gap.GetStream())}, {"offset", e.Gap.GetOffset()}, {"bytes", e.Gap.GetBytes()}}...)
+	case *sandseav1.ProcessEvent_Exited:
+		doc = append(doc, object{{"event", "exited"}, {"result", members(e.Exited.GetResult().ProtoReflect())}}...)
+	default:
+		return nil
 	}
-	return b.String()
-}
-
-func colourLength(s string) int {
-	if len(s) < 3 || s[1] != '[' {
-		return 0
-	}
-	for i := 2; i < min(len(s), 32); i++ {
-		switch {
-		case s[i] == 'm':
-			return i + 1
-		case s[i] != ';' && (s[i] < '0' || s[i] > '9'):
-			return 0
-		}
-	}
-	return 0
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return printJSON(l.a.io.Out, doc)
 }
 
 func (a *app) eventsCommand() *cobra.Command {
@@ -211,39 +203,63 @@ func (a *app) eventsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for ev, err := range c.Watch(cmd.Context(), &sandseav1.WatchSandboxesRequest{Cursor: after, Labels: want}) {
-				if err != nil {
-					return err
-				}
-				if a.json {
-					doc, err := document("sandsea.event/1", ev)
-					if err != nil {
-						return err
-					}
-					if err := printJSON(a.io.Out, doc); err != nil {
-						return err
-					}
-					continue
-				}
-				if ev.GetGap() {
-					a.io.Note("events were lost here: sandsea ls")
-				}
-				at := ev.GetAt().AsTime().Local()
-				if utc {
-					at = at.UTC()
-				}
-				detail := ""
-				if end := ev.GetSandbox().GetEnd(); end != nil {
-					detail = strings.TrimSuffix(end.GetCause()+": "+end.GetDetail(), ": ")
-				}
-				fmt.Fprintf(a.io.Out, "%s  %s  %-8s  %s\n", at.Format("15:04:05"), short(ev.GetSandbox().GetId()),
-					ev.GetWhat(), ui.Text(detail))
+			zone := time.Local
+			if utc {
+				zone = time.UTC
 			}
-			return nil
+			return a.followEvents(cmd.Context(), c, &sandseav1.WatchSandboxesRequest{Cursor: after, Labels: want}, zone)
 		},
 	}
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only with this label, as k=v")
 	cmd.Flags().StringVar(&after, "after", "", "continue behind this cursor")
 	cmd.Flags().BoolVar(&utc, "utc", false, "times in UTC")
 	return cmd
+}
+
+// followEvents prints events until ctx ends. A broken link goes on behind the last cursor.
+func (a *app) followEvents(ctx context.Context, c *client.Client, req *sandseav1.WatchSandboxesRequest, zone *time.Location) error {
+	l := link{a: a}
+	for {
+		var broken error
+		for ev, err := range c.Watch(ctx, req) {
+			if err != nil {
+				broken = err
+				break
+			}
+			l.works()
+			req.Cursor = ev.GetCursor()
+			if err := a.printEvent(ev, zone); err != nil {
+				return err
+			}
+		}
+		if broken == nil {
+			broken = errdefs.New(errdefs.Unavailable, "", "the stream ended")
+		}
+		if req.GetCursor() == "" {
+			return broken
+		}
+		if err := l.broke(ctx, broken); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *app) printEvent(ev *sandseav1.WatchSandboxesResponse, zone *time.Location) error {
+	if a.json {
+		return printJSON(a.io.Out, document("sandsea.event/1", ev))
+	}
+	if ev.GetGap() {
+		a.io.Note("events were lost here: sandsea ls")
+	}
+	if ev.GetSandbox() == nil {
+		return nil
+	}
+	detail := ""
+	if end := ev.GetSandbox().GetEnd(); end != nil {
+		detail = endWord(end)
+	}
+	line := fmt.Sprintf("%s  %s  %-8s  %s", ev.GetAt().AsTime().In(zone).Format("15:04:05"), short(ev.GetSandbox().GetId()),
+		ui.Text(ev.GetWhat()), ui.Text(detail))
+	_, err := fmt.Fprintln(a.io.Out, strings.TrimRight(line, " "))
+	return err
 }

@@ -58,30 +58,18 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	for _, kv := range list {
 		k, v, ok := strings.Cut(kv, "=")
 		if !ok || k == "" {
-			return nil, &exitError{code: 2, err: errdefs.New(errdefs.Invalid, "", "--%s %s: no name=value", flag, ui.Text(kv)).
-				WithField(flag, "").WithHint("Write it as --%s NAME=VALUE", flag)}
+			return nil, misuse(errdefs.New(errdefs.Invalid, "", "--%s %s: no name=value", flag, ui.Text(kv)).
+				WithField(flag, "").WithHint("Write it as --%s NAME=VALUE", flag))
 		}
 		out[k] = v
 	}
 	return out, nil
 }
 
-// size reads an optional size flag.
-func size(flag, s string) (int64, error) {
-	if s == "" {
-		return 0, nil
-	}
-	n, err := ui.ParseSize(flag, s)
-	if err != nil {
-		return 0, &exitError{code: 2, err: err}
-	}
-	return n, nil
-}
-
 // spec makes the request from the flags.
-func (f *specFlags) spec() (*sandseav1.SandboxSpec, error) {
+func (f *specFlags) spec(cmd *cobra.Command) (*sandseav1.SandboxSpec, error) {
 	if f.backend != "container" {
-		return nil, usage("--backend %s: this version has container", f.backend)
+		return nil, usage(cmd, "--backend %s: this version has container", ui.Text(f.backend))
 	}
 	env, err := pairs("env", f.env)
 	if err != nil {
@@ -92,12 +80,17 @@ func (f *specFlags) spec() (*sandseav1.SandboxSpec, error) {
 		return nil, err
 	}
 	limits := &sandseav1.Limits{CpuMillis: int64(f.cpu * 1000), Pids: f.pids, OpenFiles: f.openFiles}
-	for flag, to := range map[string]struct {
-		text string
-		at   *int64
-	}{"memory": {f.memory, &limits.MemoryBytes}, "disk": {f.disk, &limits.DiskBytes}, "output": {f.output, &limits.OutputBytes}} {
-		if *to.at, err = size(flag, to.text); err != nil {
-			return nil, err
+	for _, size := range []struct {
+		flag, text string
+		to         *int64
+	}{
+		{"memory", f.memory, &limits.MemoryBytes}, {"disk", f.disk, &limits.DiskBytes}, {"output", f.output, &limits.OutputBytes},
+	} {
+		if size.text == "" {
+			continue
+		}
+		if *size.to, err = ui.ParseSize(size.flag, size.text); err != nil {
+			return nil, &exitError{code: 2, err: err}
 		}
 	}
 	return &sandseav1.SandboxSpec{
@@ -126,6 +119,6 @@ func (a *app) defaultImage(cmd *cobra.Command, spec *sandseav1.SandboxSpec) erro
 		env.Image = images[0].GetName()
 		return nil
 	}
-	return &exitError{code: 2, err: errdefs.New(errdefs.Invalid, "", "%d images: which one?", len(images)).
-		WithField("image", "").WithHint("Name one: --image %s. All: sandsea image ls", ui.Text(images[0].GetName()))}
+	return misuse(errdefs.New(errdefs.Invalid, "", "%d images and none named", len(images)).
+		WithField("image", "").WithHint("Name one: --image %s. All: sandsea image ls", ui.Text(images[0].GetName())))
 }

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/api/errwire"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
@@ -26,7 +30,7 @@ func (a *app) stopCommand() *cobra.Command {
 		ValidArgsFunction: a.completeIDs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (len(args) > 0) == (all || len(labels) > 0) {
-				return usage("stop: name sandboxes, or say --all or -l k=v")
+				return usage(cmd, "stop: name sandboxes, or say --all or -l k=v")
 			}
 			want, err := pairs("label", labels)
 			if err != nil {
@@ -36,22 +40,15 @@ func (a *app) stopCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ids := args
-			if len(args) == 0 {
-				if ids, err = a.chosen(cmd.Context(), c, want, dry); err != nil || len(ids) == 0 {
-					return err
-				}
-			} else {
-				for i := range ids {
-					if ids[i], err = c.Resolve(cmd.Context(), ids[i]); err != nil {
-						return err
-					}
-				}
+			s := stopper{a: a, c: c, grace: grace, dry: dry}
+			if len(args) > 0 {
+				return s.named(cmd.Context(), args)
 			}
-			if dry {
-				return nil
+			what := "--all"
+			if len(labels) > 0 {
+				what = "-l " + strings.Join(labels, " -l ")
 			}
-			return a.stop(cmd.Context(), c, ids, grace)
+			return s.chosen(cmd.Context(), what, want)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "every sandbox of the project")
@@ -61,72 +58,128 @@ func (a *app) stopCommand() *cobra.Command {
 	return cmd
 }
 
-// chosen lists the sandboxes that labels choose and asks whether to end them.
-func (a *app) chosen(ctx context.Context, c *client.Client, labels map[string]string, dry bool) ([]string, error) {
+type stopper struct {
+	a     *app
+	c     *client.Client
+	grace time.Duration
+	dry   bool
+}
+
+// named stops sandboxes by id; one that is not there does not save the others.
+func (s stopper) named(ctx context.Context, args []string) error {
+	var ids []string
+	var failed error
+	for _, arg := range args {
+		id, err := s.a.resolve(ctx, s.c, arg)
+		if err != nil && len(args) == 1 {
+			return err
+		}
+		if err != nil {
+			s.a.complain(err)
+			failed = &exitError{code: 1}
+			continue
+		}
+		ids = append(ids, id)
+	}
+	if s.dry {
+		s.list(ids)
+		return failed
+	}
+	return cmp.Or(s.stop(ctx, ids), failed)
+}
+
+// chosen stops what labels choose, or everything, once that is confirmed; it stops what it listed only.
+func (s stopper) chosen(ctx context.Context, what string, labels map[string]string) error {
 	var ids []string
 	fresh := 0
-	for sb, err := range c.List(ctx, &sandseav1.ListSandboxesRequest{Labels: labels}) {
+	for sb, err := range s.c.List(ctx, &sandseav1.ListSandboxesRequest{Labels: labels}) {
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ids = append(ids, sb.GetId())
-		if sb.GetIdleForMs() < 10_000 {
+		if sb.GetIdleForMs() < freshFor.Milliseconds() {
 			fresh++
 		}
 	}
 	if len(ids) == 0 {
-		a.io.Note("No sandboxes to stop.")
-		return nil, nil
+		s.a.io.Note("No sandboxes to stop.")
+		return nil
 	}
-	a.io.Note("%d sandboxes; %d were used just now", len(ids), fresh)
-	if dry {
-		for _, id := range ids {
-			fmt.Fprintln(a.io.Out, id)
-		}
-		return ids, nil
+	if s.dry {
+		s.list(ids)
+		return nil
 	}
-	yes, asked := a.io.Ask(fmt.Sprintf("Stop all %d? Their files are lost, their logs stay.", len(ids)))
+	s.a.io.Note("%s; %d used just now", sandboxes(len(ids)), fresh)
+	yes, asked := s.a.io.Ask(fmt.Sprintf("Stop all %d? Their files are lost, their logs stay.", len(ids)))
 	if !asked {
-		return nil, &exitError{code: 2, err: errdefs.New(errdefs.FailedPrecondition, "",
-			"stop: %d sandboxes; no terminal to ask on", len(ids)).WithHint("Add --yes")}
+		return misuse(errdefs.New(errdefs.FailedPrecondition, "", "stop %s: %s; no terminal to ask on", ui.Text(what), sandboxes(len(ids))).
+			WithHint("Add --yes"))
 	}
 	if !yes {
-		return nil, nil
+		return nil
 	}
-	return ids, nil
+	return s.stop(ctx, ids)
 }
 
-func (a *app) stop(ctx context.Context, c *client.Client, ids []string, grace time.Duration) error {
+// freshFor is how long after its last use a sandbox counts as being in use.
+const freshFor = 10 * time.Second
+
+// stopBatch is how many ids the server takes in one request.
+const stopBatch = 10_000
+
+func sandboxes(n int) string {
+	if n == 1 {
+		return "1 sandbox"
+	}
+	return fmt.Sprintf("%d sandboxes", n)
+}
+
+func (s stopper) list(ids []string) {
+	for _, id := range ids {
+		fmt.Fprintln(s.a.io.Out, id)
+	}
+}
+
+func (s stopper) stop(ctx context.Context, ids []string) error {
 	began := time.Now()
-	var failed []error
-	done := 0
-	for res, err := range c.StopMany(ctx, &sandseav1.StopManyRequest{Ids: ids, GraceMs: grace.Milliseconds()}) {
-		switch {
-		case err != nil:
-			return err
-		case res.GetError() != nil:
-			failed = append(failed, fmt.Errorf("%s: %s", short(res.GetId()), res.GetMessage()))
-		default:
-			done++
-		}
-		if a.json {
-			doc, err := document("sandsea.stop/1", res)
+	s.a.undone = "those that were asked to stop go on stopping: sandsea ls"
+	defer s.a.io.Waiting(sandboxes(len(ids))+" to stop", s.grace+stopLimit)()
+	done, failed := 0, 0
+	for some := range slices.Chunk(ids, stopBatch) {
+		for res, err := range s.c.StopMany(ctx, &sandseav1.StopManyRequest{Ids: some, GraceMs: s.grace.Milliseconds()}) {
 			if err != nil {
 				return err
 			}
-			if err := printJSON(a.io.Out, doc); err != nil {
+			if res.GetError() == nil {
+				done++
+			} else {
+				failed++
+			}
+			if err := s.print(res); err != nil {
 				return err
 			}
 		}
 	}
-	for _, err := range failed {
-		a.io.Note("sandsea: %s", ui.Text(err.Error()))
+	if !s.a.json && done > 0 {
+		s.a.io.Note("stopped %d in %s", done, ui.Took(time.Since(began)))
 	}
-	if !a.json {
-		a.io.Note("stopped %d in %s", done, ui.Took(time.Since(began)))
-	}
-	if len(failed) > 0 {
+	if failed > 0 {
 		return &exitError{code: 1}
 	}
 	return nil
+}
+
+// print tells of a stop that failed; programs learn of each.
+func (s stopper) print(res *sandseav1.StopManyResponse) error {
+	if !s.a.json {
+		if res.GetError() != nil {
+			s.a.complain(errwire.FromDetail(res.GetError(), res.GetMessage()))
+		}
+		return nil
+	}
+	doc := object{{"schema", "sandsea.stop/1"}, {"id", res.GetId()}, {"error", nil}}
+	if res.GetError() != nil {
+		doc.set("error", errorObject(errwire.FromDetail(res.GetError(), res.GetMessage())))
+	}
+	return printJSON(s.a.io.Out, doc)
 }

@@ -108,6 +108,11 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
 	a.describe(e, first)
+	debug, err := serveDebug(dir, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, debug()) }()
 
 	s, err := startServer(ctx, st, log)
 	if err != nil {

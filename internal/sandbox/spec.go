@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,7 +88,8 @@ func (e Environment) check() error {
 	case e.Image == "" && e.Base == "" && parts:
 		return invalid("environment.base", "", "missing below a workspace or toolkit").WithHint("Name the base image")
 	case e.Image == "" && e.Base == "":
-		return invalid("environment", "", "names no image").WithHint("Set environment.image; sandsea image ls shows what there is")
+		return invalid("environment", "", "names no image").
+			WithHint("Set environment.image; sandsea image ls shows what there is")
 	case len(e.Toolkits) > maxToolkits:
 		return invalid("environment.toolkits", "62 toolkits", "%d toolkits", len(e.Toolkits)).WithHint("Give at most 62")
 	}
@@ -122,11 +124,11 @@ func (l Limits) check() error {
 		{"limits.output_bytes", l.Output, MinOutput, maxBytes, "bytes"},
 	} {
 		if b.v < b.lo {
-			return invalid(b.field, strconv.FormatInt(b.lo, 10)+" "+b.unit, "%d is below the minimum of %d %s", b.v, b.lo, b.unit).
+			return invalid(b.field, fmt.Sprint(b.lo, " ", b.unit), "%d is below the minimum of %d %s", b.v, b.lo, b.unit).
 				WithHint("Ask for at least %d, or leave it out for the default", b.lo)
 		}
 		if b.v > b.hi {
-			return invalid(b.field, strconv.FormatInt(b.hi, 10)+" "+b.unit, "%d is above the maximum of %d %s", b.v, b.hi, b.unit).
+			return invalid(b.field, fmt.Sprint(b.hi, " ", b.unit), "%d is above the maximum of %d %s", b.v, b.hi, b.unit).
 				WithHint("Ask for at most %d", b.hi)
 		}
 	}
@@ -172,8 +174,8 @@ func (s Spec) checkNetwork() error {
 				WithHint("Names are as pypi or npm")
 		}
 		if s.Services[name] {
-			return errdefs.New(errdefs.FailedPrecondition, "", "network.services: %s cannot be allowed, this version has no egress",
-				name).WithField("network.services", "").WithHint("Leave it out, or put the packages into a layer")
+			return errdefs.New(errdefs.FailedPrecondition, "",
+				"network.services: %s cannot be allowed, this version has no egress", name).WithField("network.services", "").WithHint("Leave it out, or put the packages into a layer")
 		}
 	}
 	return nil
@@ -227,7 +229,8 @@ func (s Spec) checkTraining() error {
 		return invalid("attempt", "", "%d is below 0", s.Attempt).WithHint("Count attempts from 0")
 	}
 	if s.ParentSeq < 0 || s.ParentID == "" && s.ParentSeq != 0 {
-		return invalid("parent.seq", "", "%d names no event of a parent", s.ParentSeq).WithHint("Give parent.id with it, and count from 0")
+		return invalid("parent.seq", "", "%d names no event of a parent", s.ParentSeq).
+			WithHint("Give parent.id with it, and count from 0")
 	}
 	if s.ParentID != "" {
 		if _, err := Parse(s.ParentID); err != nil {
@@ -332,7 +335,8 @@ func CheckUser(field, user string) error {
 		}
 		if strings.Trim(part, "0123456789") == "" {
 			if n, err := strconv.ParseUint(part, 10, 32); err != nil || n > MaxInsideID {
-				return invalid(field, "65535", "%s is beyond the ids inside a sandbox, 0 to 65535", part).WithHint("Use a smaller id")
+				return invalid(field, "65535", "%s is beyond the ids inside a sandbox, 0 to 65535", part).
+					WithHint("Use a smaller id")
 			}
 		}
 		if !hasGroup {

@@ -21,7 +21,7 @@ func Dial(ctx context.Context, socket, dataID string) (Client, error) {
 	}
 	c := &client{conn: conn, waiting: map[uint64]chan answer{}, gone: make(chan struct{})}
 	if err := c.greet(ctx, dataID); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	c.reader.Go(c.read)
@@ -49,7 +49,7 @@ type client struct {
 }
 
 func (c *client) greet(ctx context.Context, dataID string) error {
-	ctx, stop := context.WithTimeout(ctx, 5*greetLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, 5*greetLimit, errNoGreeting)
 	defer stop()
 	cred, err := c.conn.Peer()
 	if err != nil {
@@ -131,6 +131,10 @@ func (c *client) Spawn(ctx context.Context, s Spec) (Child, error) {
 	}
 	if err != nil {
 		forget()
+		if ctx.Err() != nil {
+			// The caller's own end says nothing of the connection, which others use.
+			return Child{}, fmt.Errorf("spawn %s: %w", s.ID, context.Cause(ctx))
+		}
 		return Child{}, unavailable("spawn", err)
 	}
 	select {
@@ -203,7 +207,7 @@ func (c *client) read() {
 	c.waiting, c.err = nil, err
 	c.mu.Unlock()
 	close(c.gone)
-	c.conn.Close()
+	_ = c.conn.Close()
 }
 
 // Close ends the connection; calls under way are Unavailable. Idempotent.

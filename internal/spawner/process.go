@@ -18,6 +18,7 @@ import (
 	"github.com/sandsea/sandsea/internal/linux/mount"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/linux/scm"
+	"github.com/sandsea/sandsea/internal/linux/userns"
 )
 
 // workers is how many forks may be under way at once. More gain nothing: the kernel serializes the copying of the mount
@@ -26,6 +27,14 @@ const workers = 4
 
 // greetLimit is how long a new connection may take to say who it is.
 const greetLimit = time.Second
+
+var (
+	errNoGreeting = errors.New("the peer does not greet")
+	errEnded      = errors.New("the spawner ends")
+)
+
+// listenLimit is how long a spawner waits for what its predecessor left of its socket.
+const listenLimit = 2 * time.Second
 
 // Config of the spawner process.
 type Config struct {
@@ -71,11 +80,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if !own {
 		return errors.New("spawner: not in a mount namespace of its own; start it with CLONE_NEWNS")
 	}
-	ln, err := scm.Listen(cfg.Socket)
+	ln, err := listen(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("spawner: %w", err)
 	}
-	defer ln.Close() // the socket's file lies outside the nursery and stays: the next spawner replaces it
+	defer func() { _ = ln.Close() }() // the socket's file lies outside the nursery and stays: the next spawner replaces it
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -88,7 +97,7 @@ func Run(ctx context.Context, cfg Config) error {
 	runtime.GOMAXPROCS(max(runtime.NumCPU(), workers+2))
 
 	s := &server{dataID: cfg.DataID, log: cfg.Log, null: null}
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
@@ -112,10 +121,26 @@ func Run(ctx context.Context, cfg Config) error {
 	if ctx.Err() != nil {
 		err = nil
 	}
-	stop()
+	stop(errEnded)
 	wg.Wait()
 	s.conns.Wait()
 	return err
+}
+
+// listen makes the socket. A spawner that was killed may have left a child that has not called exec yet and has its
+// descriptors for that long, the socket among them: then the address is in use for a moment more.
+func listen(ctx context.Context, path string) (*scm.Listener, error) {
+	for deadline := time.Now().Add(listenLimit); ; {
+		ln, err := scm.Listen(path)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			return ln, err
+		}
+		select {
+		case <-time.After(redialPause):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 const initPath = "/init"
@@ -192,7 +217,7 @@ func (s *server) replace(c *scm.Conn) {
 	s.current = c
 	s.mu.Unlock()
 	if old != nil {
-		old.Close()
+		_ = old.Close()
 	}
 }
 
@@ -204,7 +229,7 @@ func (s *server) accept(ctx context.Context, ln *scm.Listener) error {
 		}
 		if err := s.greet(ctx, c); err != nil {
 			s.log.Warn("spawner refuses a connection", "err", err)
-			c.Close()
+			_ = c.Close()
 			continue
 		}
 		s.replace(c)
@@ -216,7 +241,7 @@ func (s *server) accept(ctx context.Context, ln *scm.Listener) error {
 
 // greet checks the peer before anything else is read. A peer that says nothing does not hold up the next one for long.
 func (s *server) greet(ctx context.Context, c *scm.Conn) error {
-	ctx, stop := context.WithTimeout(ctx, greetLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, greetLimit, errNoGreeting)
 	defer stop()
 	cred, err := c.Peer()
 	if err != nil {
@@ -245,7 +270,7 @@ func (s *server) greet(ctx context.Context, c *scm.Conn) error {
 // work serves one request after the other until the connection ends. Reading only when it is free bounds the number of
 // descriptors that this process holds. The connection, not a context, ends it, so that a fork is never left half told.
 func (s *server) work(c *scm.Conn) {
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	ctx := context.Background()
 	buf := make([]byte, requestSize)
 	for {
@@ -291,8 +316,8 @@ func (s *server) work(c *scm.Conn) {
 const namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC |
 	syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
 
-// spawn clones sandsea-init. The child is about to call exec when it returns; executed waits for that, must be called, and
-// needs none of the files.
+// spawn clones sandsea-init. The child is about to call exec when it returns; executed waits for that, must be called,
+// and needs none of the files.
 func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() error, err error) {
 	need := 3 + int(r.Tasks)
 	if r.Sys {
@@ -318,6 +343,7 @@ func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() er
 	defer s.reaping.RUnlock()
 	c, err := clone.Start(clone.Spec{
 		Flags:  namespaces,
+		Owner:  r.UIDBase,
 		Cgroup: cgroup,
 		Tasks:  rest,
 		Path:   initPath,
@@ -328,7 +354,7 @@ func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() er
 		outside.Close()
 		return Child{}, nil, err
 	}
-	err = c.WriteMaps(r.UIDBase)
+	err = userns.WriteMaps(c.Pid, r.UIDBase)
 	if err == nil {
 		err = c.Release()
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // Redial returns a client that connects when it is first used and again after its connection broke, so that it lives
-// through restarts of the spawner. A call finds the spawner back within patience or is errdefs.Unavailable; a spawn that
-// was under way when the connection broke is never repeated here, since only the caller can undo it.
+// through restarts of the spawner. A call finds the spawner back within patience or is errdefs.Unavailable; a spawn
+// that was under way when the connection broke is never repeated here, since only the caller can undo it.
 func Redial(socket, dataID string, patience time.Duration) Client {
 	return &redialer{socket: socket, dataID: dataID, patience: patience}
 }
@@ -24,6 +24,8 @@ type redialer struct {
 	client Client // guarded by mu
 	closed bool   // guarded by mu
 }
+
+var errAway = errors.New("the spawner is away")
 
 // redialPause is how often a spawner that is away is looked for.
 const redialPause = 5 * time.Millisecond
@@ -46,7 +48,7 @@ func (r *redialer) Spawn(ctx context.Context, s Spec) (Child, error) {
 }
 
 func (r *redialer) get(ctx context.Context) (Client, error) {
-	ctx, stop := context.WithTimeout(ctx, r.patience)
+	ctx, stop := context.WithTimeoutCause(ctx, r.patience, errAway)
 	defer stop()
 	tick := time.NewTicker(redialPause)
 	defer tick.Stop()

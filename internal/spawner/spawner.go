@@ -2,9 +2,9 @@
 //
 // The spawner is a process of its own (`sandsea spawner`): small, stateless, with few descriptors, since a fork copies
 // the descriptor table and the mount namespace of the forking process. It lives in the nursery, a private mount
-// namespace whose root is a tmpfs that holds only the sandsea-init binary (mode 0711, owned by host root), an empty /mnt
-// and a /proc. It clones sandsea-init into the cgroup it was given and hands back a pidfd and the outside end of the
-// control socket.
+// namespace whose root is a tmpfs that holds only the sandsea-init binary (mode 0711, owned by host root), an empty
+// /mnt and a /proc. It clones sandsea-init into the cgroup it was given and hands back a pidfd and the outside end of
+// the control socket.
 package spawner
 
 import (

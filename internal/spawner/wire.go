@@ -8,7 +8,8 @@ import (
 )
 
 // The wire: little-endian messages of a fixed size on a SOCK_SEQPACKET socket, so that one read gives one message with
-// its descriptors. Fields are only ever added in what is zero now; a peer of another version is refused at the greeting.
+// its descriptors. Fields are only ever added in what is zero now; a peer of another version is refused at the
+// greeting.
 const (
 	wireMagic   uint32 = 0x53504e31 // "1NPS"
 	wireVersion uint16 = 1

@@ -87,7 +87,7 @@ func (p *Progress) paintLocked(now time.Time) {
 	p.eraseLocked()
 	for _, st := range p.stages {
 		line := fmt.Sprintf("%-9s %s", st.name, st.line(now))
-		fmt.Fprintln(p.io.Err, cut(line, p.io.Width-1))
+		fmt.Fprintln(p.io.Err, p.io.cut(line, p.io.Width-1))
 		p.painted++
 	}
 	p.last = now

@@ -3,11 +3,12 @@ package ui
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
 )
 
-// Column of a table. Columns with the highest Drop number go first when the terminal is narrow; 0 never goes. A Cut
-// column gives up its middle before that.
+// Column of a table. When the terminal is narrow the column with the highest Drop number goes first; 0 never goes. A
+// Cut column gives up its middle instead when its turn comes, and then stays.
 type Column struct {
 	Name  string
 	Right bool
@@ -30,7 +31,7 @@ func (s *IO) Table(cols []Column, rows [][]Cell) {
 		show[i] = true
 		width[i] = len(c.Name)
 		for _, r := range rows {
-			width[i] = max(width[i], utf8.RuneCountInString(r[i].Text))
+			width[i] = max(width[i], ansi.StringWidth(r[i].Text))
 		}
 	}
 	if s.OutTTY {
@@ -46,8 +47,8 @@ func (s *IO) Table(cols []Column, rows [][]Cell) {
 				b.WriteString("  ")
 			}
 			c := cell(i)
-			text := cut(c.Text, width[i])
-			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(text))
+			text := s.cut(c.Text, width[i])
+			pad := strings.Repeat(" ", max(0, width[i]-ansi.StringWidth(text)))
 			if cols[i].Right {
 				b.WriteString(pad + s.Paint(c.Color, text))
 			} else {
@@ -62,48 +63,66 @@ func (s *IO) Table(cols []Column, rows [][]Cell) {
 	}
 }
 
-// fit narrows the cut column, then hides columns, until the table has at most limit letters.
+// leastCut is what is left of a cut column at least.
+const leastCut = 15
+
+// fit hides and narrows columns in the order of their Drop numbers until the table has at most limit letters.
 func fit(cols []Column, width []int, show []bool, limit int) {
-	total := func() int {
-		n := -2
-		for i := range cols {
-			if show[i] {
-				n += width[i] + 2
-			}
-		}
-		return n
-	}
-	const least = 15
-	for total() > limit {
-		cutAt, dropAt := -1, -1
+	for {
+		over := -2 - limit
+		at := -1
 		for i, c := range cols {
-			if show[i] && c.Cut && width[i] > least {
-				cutAt = i
+			if !show[i] {
+				continue
 			}
-			if show[i] && c.Drop > 0 && (dropAt < 0 || c.Drop > cols[dropAt].Drop) {
-				dropAt = i
+			over += width[i] + 2
+			canGive := c.Drop > 0 && (!c.Cut || width[i] > leastCut)
+			if canGive && (at < 0 || c.Drop > cols[at].Drop) {
+				at = i
 			}
 		}
 		switch {
-		case cutAt >= 0:
-			width[cutAt] = max(least, width[cutAt]-(total()-limit))
-		case dropAt >= 0:
-			show[dropAt] = false
-		default:
+		case over <= 0 || at < 0:
 			return
+		case cols[at].Cut:
+			width[at] = max(leastCut, width[at]-over)
+		default:
+			show[at] = false
 		}
 	}
 }
 
+// shortWidth is what one foreign text may take of a line of ours.
+const shortWidth = 120
+
+// Short makes a foreign text harmless and not too long for a line of ours.
+func (s *IO) Short(text string) string {
+	if len(text) > 16*shortWidth {
+		text = text[:8*shortWidth] + text[len(text)-8*shortWidth:]
+	}
+	return s.cut(Text(text), shortWidth)
+}
+
 // cut takes out the middle of a text that is too long.
-func cut(text string, width int) string {
-	r := []rune(text)
-	if len(r) <= width {
+func (s *IO) cut(text string, width int) string {
+	if ansi.StringWidth(text) <= width {
 		return text
 	}
-	if width < 4 {
-		return string(r[:width])
+	dots := "…"
+	if s.ASCII {
+		dots = "..."
 	}
-	head := (width - 1) / 2
-	return string(r[:head]) + "…" + string(r[len(r)-(width-1-head):])
+	r := []rune(text)
+	if width <= 2*len(dots) {
+		return ansi.Truncate(text, width, "")
+	}
+	head, tail := len(r)/2, len(r)/2
+	for ansi.StringWidth(string(r[:head])+dots+string(r[tail:])) > width {
+		if head > len(r)-tail {
+			head--
+		} else {
+			tail++
+		}
+	}
+	return string(r[:head]) + dots + string(r[tail:])
 }

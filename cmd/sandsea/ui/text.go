@@ -112,11 +112,24 @@ func Age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// Took is how long something took: "48 ms", "8.2 s".
+// Span is a limit of time as people write it: "200 ms", "60 s", "5 min", "2 h".
+func Span(d time.Duration) string {
+	switch {
+	case d%time.Second != 0:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d <= 2*time.Minute || d%time.Minute != 0:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d <= 2*time.Hour || d%time.Hour != 0:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	}
+	return fmt.Sprintf("%d h", int(d.Hours()))
+}
+
+// Took is how long something took: "0.3 ms", "48 ms", "8.2 s".
 func Took(d time.Duration) string {
 	switch {
-	case d < time.Millisecond:
-		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", d.Seconds()*1000)
 	case d < time.Second:
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	case d < time.Minute:

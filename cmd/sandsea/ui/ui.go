@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/term"
 )
@@ -24,32 +25,90 @@ type IO struct {
 	Width int
 	// Color is true when states may be coloured.
 	Color bool
+	// ASCII keeps to ASCII what is ours, for locales without UTF-8.
+	ASCII bool
 	// Yes answers every question.
 	Yes bool
 }
 
-// Stdio finds out about the process's own streams. color is auto, always or never; env looks up variables.
-func Stdio(color string, env func(string) string) *IO {
-	s := &IO{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Width: 80}
+// Stdio finds out about the process's own streams; env looks up variables.
+func Stdio(env func(string) string) *IO {
+	s := &IO{In: os.Stdin, Out: &output{w: os.Stdout}, Err: os.Stderr, Width: 80}
 	s.OutTTY = term.IsTerminal(int(os.Stdout.Fd()))
 	s.ErrTTY = term.IsTerminal(int(os.Stderr.Fd()))
 	s.InTTY = term.IsTerminal(int(os.Stdin.Fd()))
-	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && w > 0 {
-		s.Width = max(w, 40)
+	for _, f := range []*os.File{os.Stdout, os.Stderr} {
+		if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {
+			s.Width = max(w, 40)
+			break
+		}
 	}
+	if env("TERM") == "dumb" {
+		s.ErrTTY = false // no cursor movement, so plain progress
+	}
+	s.ASCII = !utf8Locale(env)
+	s.UseColor("auto", env)
+	return s
+}
+
+// UseColor decides about colours: always, never, or auto, which asks the environment and the terminal.
+func (s *IO) UseColor(color string, env func(string) string) {
 	switch {
 	case color == "always":
 		s.Color = true
 	case color == "never", env("NO_COLOR") != "":
+		s.Color = false
 	case env("CLICOLOR_FORCE") != "" && env("CLICOLOR_FORCE") != "0":
 		s.Color = true
 	default:
 		s.Color = s.OutTTY && env("TERM") != "dumb" && env("TERM") != ""
 	}
-	if env("TERM") == "dumb" {
-		s.ErrTTY = false // no cursor movement, so plain progress
+}
+
+func utf8Locale(env func(string) string) bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := strings.ToLower(env(name)); v != "" {
+			return strings.Contains(v, "utf-8") || strings.Contains(v, "utf8")
+		}
 	}
-	return s
+	return false
+}
+
+// output remembers that a write failed, so that nobody takes half a result for a whole one.
+type output struct {
+	w   io.Writer
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return 0, o.err
+	}
+	n, err := o.w.Write(b)
+	o.err = err
+	return n, err
+}
+
+// OutError is the first error of a write to standard output.
+func (s *IO) OutError() error {
+	o, ok := s.Out.(*output)
+	if !ok {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// Dash is a rule of two letters before a heading of ours.
+func (s *IO) Dash() string {
+	if s.ASCII {
+		return "--"
+	}
+	return "──"
 }
 
 // Note prints one line of ours to standard error.

@@ -190,6 +190,13 @@ func (s *scratch) put(path, content string, mode os.FileMode, uid int) {
 	must(s.t, os.Chmod(s.host(path), mode))
 }
 
+// link makes a symbolic link from outside.
+func (s *scratch) link(target, path string, uid int) {
+	s.t.Helper()
+	must(s.t, os.Symlink(target, s.host(path)))
+	must(s.t, os.Lchown(s.host(path), uidBase+uid, uidBase+uid))
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

@@ -84,18 +84,18 @@ func TestWrite(t *testing.T) {
 			name: "through a link the file behind it is replaced", path: "/tmp/link", at: "/home/user/a", is: 0o640, uid: 1000,
 			before: func(s *scratch) {
 				s.put("home/user/a", "old", 0o640, 1000)
-				must(s.t, os.Symlink("../home/user/a", s.host("tmp/link")))
+				s.link("../home/user/a", "tmp/link", 1000)
 			},
 		},
 		{
 			name: "through a dangling link its target is made", path: "/tmp/link", at: "/home/user/new", is: 0o644, uid: 1000,
-			before: func(s *scratch) { must(s.t, os.Symlink("/../../home/user/new", s.host("tmp/link"))) },
+			before: func(s *scratch) { s.link("/../../home/user/new", "tmp/link", 1000) },
 		},
 		{
 			name: "links in a ring are refused", path: "/tmp/one", kind: errdefs.FailedPrecondition, errno: syscall.ELOOP,
 			before: func(s *scratch) {
-				must(s.t, os.Symlink("two", s.host("tmp/one")))
-				must(s.t, os.Symlink("one", s.host("tmp/two")))
+				s.link("two", "tmp/one", 1000)
+				s.link("one", "tmp/two", 1000)
 			},
 		},
 		{name: "a directory is refused", path: "/tmp", kind: errdefs.FailedPrecondition, errno: syscall.EISDIR},
@@ -262,9 +262,9 @@ func TestAUserMayWhatTheUserMay(t *testing.T) {
 func TestNoPathLeavesTheSandbox(t *testing.T) {
 	s := newScratch(t, "p")
 	s.put("etc/passwd", "inside", 0o644, 0)
-	must(t, os.Symlink("/../../etc/passwd", s.host("tmp/absolute")))
-	must(t, os.Symlink("../../../../../../etc/passwd", s.host("tmp/relative")))
-	must(t, os.Symlink("/../../..", s.host("tmp/up")))
+	s.link("/../../etc/passwd", "tmp/absolute", 0)
+	s.link("../../../../../../etc/passwd", "tmp/relative", 0)
+	s.link("/../../..", "tmp/up", 0)
 	v := s.rootUser()
 	for _, path := range []string{
 		"/../../etc/passwd", "/tmp/absolute", "/tmp/relative", "/tmp/up/etc/passwd", "/tmp/up/../etc/passwd", "etc/passwd",
@@ -281,6 +281,32 @@ func TestNoPathLeavesTheSandbox(t *testing.T) {
 	write(t, v, "/tmp/relative", "written")
 	if got, err := os.ReadFile(s.host("etc/passwd")); err != nil || string(got) != "written" {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestALinkOfAnotherUserInASharedDirectoryIsNotFollowed(t *testing.T) {
+	s := newScratch(t, "")
+	s.put("etc/passwd", "inside", 0o644, 0)
+	s.put("home/user/mine", "mine", 0o644, 1000)
+	s.link("/etc/passwd", "tmp/report", 1000)
+	s.link("/etc/new", "tmp/dangling", 1000)
+	for _, path := range []string{"/tmp/report", "/tmp/dangling"} {
+		_, err := s.rootUser().Write(t.Context(), path, 0, nil, strings.NewReader("through"))
+		wantErrno(t, err, errdefs.Denied, syscall.EACCES)
+		wantErrno(t, s.rootUser().Chmod(t.Context(), path, 0o777), errdefs.Denied, syscall.EACCES)
+	}
+	if got := read(t, s.rootUser(), "/etc/passwd"); got != "inside" {
+		t.Errorf("/etc/passwd holds %q", got)
+	}
+	// Its maker's, that of the directory's owner, and those in a directory of one's own are followed.
+	s.link("/home/user/mine", "tmp/mine", 1000)
+	write(t, s.user(), "/tmp/mine", "more")
+	s.link("/home/user/mine", "tmp/roots", 0)
+	write(t, s.user(), "/tmp/roots", "most")
+	s.link("/etc/passwd", "home/user/link", 1000)
+	write(t, s.rootUser(), "/home/user/link", "followed")
+	if got := read(t, s.rootUser(), "/etc/passwd"); got != "followed" {
+		t.Errorf("/etc/passwd holds %q", got)
 	}
 }
 
@@ -640,7 +666,7 @@ func TestARemovalThatIsDeniedNamesWhatStays(t *testing.T) {
 func TestMakeDir(t *testing.T) {
 	s := newScratch(t, "")
 	s.put("tmp/file", "", 0o644, 1000)
-	must(t, os.Symlink("/tmp/elsewhere", s.host("tmp/dangling")))
+	s.link("/tmp/elsewhere", "tmp/dangling", 0)
 	v := s.user()
 	for _, c := range []struct {
 		name    string

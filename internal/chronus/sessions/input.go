@@ -32,14 +32,10 @@ type sent struct {
 
 func newInput(f *os.File) *input { return &input{turn: make(chan struct{}, 1), f: f} }
 
-// recoverInput takes over what the keeper held. The position comes with the first send.
+// recoverInput takes over what the keeper held. It still is a descriptor that can be waited on: that is a property of
+// the open pipe.
 func recoverInput(f *os.File, p *proc) *input {
 	in := newInput(f)
-	if w, err := pollable(f); err == nil {
-		in.f = w
-	} else {
-		in.f = nil
-	}
 	in.next = p.Sent.Next
 	in.unknown = p.Sent.Sending > 0
 	return in
@@ -88,8 +84,8 @@ func (in *input) write(ctx context.Context, data []byte) (int, error) {
 }
 
 // SendInput writes to a command's standard input at an offset and returns where the next byte goes. Bytes that were
-// taken before are dropped; a hole is Invalid. It waits while the pipe is full. When the outcome of a send was lost with
-// an edge, every further one is Unknown.
+// taken before are dropped; a hole is Invalid. It waits while the pipe is full. When the outcome of a send was lost
+// with an edge, every further one is Unknown.
 func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte) (int64, error) {
 	p, err := t.find(number)
 	if err != nil {

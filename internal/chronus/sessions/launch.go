@@ -135,10 +135,16 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 	t.busy()
 
 	// From here on the start is decided whether or not its caller stays.
-	lctx, stop := context.WithTimeout(context.WithoutCancel(ctx), launchTime)
+	lctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), launchTime, errdefs.Deadline)
 	defer stop()
 	failure, err := t.launch(lctx, line, p, s)
 	switch {
+	case isUndone(err):
+		// Remembered as it is: the next edge finds out, and until then the key stands for it.
+		t.uncount(p)
+		p.fail(err)
+		t.busy()
+		return nil, false, err
 	case err != nil:
 		t.forget(p, err)
 		if gone := t.goneError(); gone != nil {
@@ -146,12 +152,14 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 		}
 		return nil, false, err
 	case failure != nil:
+		mine := p.claim() // else the sandbox ended just now, and its end is the result
 		p.mu.Lock()
-		p.claimed = true
 		p.final = true
 		p.mu.Unlock()
 		close(p.begun)
-		t.conclude(p, Result{ExitCode: failure.exitCode(), StartFailure: failure})
+		if mine {
+			t.conclude(p, Result{ExitCode: failure.exitCode(), StartFailure: failure})
+		}
 	default:
 		close(p.begun)
 	}
@@ -184,11 +192,9 @@ func (t *Table) resolve(ctx context.Context, c Command) (chronus.Spawn, *StartFa
 		name = "root"
 	}
 	u, err := t.lookup(ctx, name)
-	if errors.Is(err, errdefs.NotFound) {
-		return chronus.Spawn{}, &StartFailure{Kind: "user", Message: fmt.Sprintf("the sandbox has no user %q", name)}, nil
-	}
 	if err != nil {
-		return chronus.Spawn{}, nil, fmt.Errorf("look up the user %q: %w", name, err)
+		failure, err := userFailure(c, name, err)
+		return chronus.Spawn{}, failure, err
 	}
 	cwd := t.cfg.Workdir
 	if cwd == "" {
@@ -202,6 +208,24 @@ func (t *Table) resolve(ctx context.Context, c Command) (chronus.Spawn, *StartFa
 		cwd = strings.TrimSuffix(cwd, "/") + "/" + c.Cwd
 	}
 	return chronus.Spawn{Argv: c.Argv, Env: t.environ(c, u), Cwd: cwd, IDs: u.IDs, Umask: 0o022}, nil, nil
+}
+
+// userFailure tells what the sandbox did to itself, which is a result, from what the platform could not do.
+func userFailure(c Command, name string, err error) (*StartFailure, error) {
+	if se, ok := errors.AsType[*chronus.StartError](err); ok {
+		return startFailure(c, "", string(se.Step), se.Errno, false), nil
+	}
+	switch errdefs.KindOf(err) {
+	case errdefs.NotFound:
+		return &StartFailure{Kind: "user", Message: fmt.Sprintf("the sandbox has no user %q", name)}, nil
+	case errdefs.FailedPrecondition, errdefs.Denied, errdefs.Exhausted:
+		return &StartFailure{
+			Kind: "broken_sandbox", Message: fmt.Sprintf("the user %q cannot be looked up: %s", name, errdefs.From(err).Msg),
+			Errno: errdefs.From(err).Errno,
+		}, nil
+	default:
+		return nil, fmt.Errorf("look up the user %q: %w", name, err)
+	}
 }
 
 // environ lays image, sandbox and command over each other, and under them what a login would set.
@@ -225,23 +249,37 @@ func (t *Table) environ(c Command, u User) []string {
 }
 
 // undo is a stack of what to take back.
-type undo []func()
+type undo []func() error
 
-func (u *undo) push(f func()) { *u = append(*u, f) }
+func (u *undo) push(f func() error) { *u = append(*u, f) }
 
-func (u *undo) run() {
+// run takes back in reverse, up to the first thing that cannot be: what lies below it is still in use.
+func (u *undo) run() error {
 	for _, f := range slices.Backward(*u) {
-		f()
+		if err := f(); err != nil {
+			return err
+		}
 	}
 	*u = nil
+	return nil
 }
+
+// undone marks a start that went wrong and could not be taken back: nobody knows whether the command runs.
+type undone struct{ error }
+
+func (u undone) Unwrap() error { return u.error }
 
 // launch performs a start: everything is remembered and recorded before the command exists.
 func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failure *StartFailure, err error) {
 	var back undo
 	defer func() {
-		if failure != nil || err != nil {
-			back.run()
+		if failure == nil && err == nil {
+			return
+		}
+		if uerr := back.run(); uerr != nil {
+			t.cfg.Log.Error("undo a start", "sandbox", t.cfg.ID, "process", p.number, "err", uerr)
+			unknown := errdefs.New(errdefs.Unknown, p.object(), "its start went wrong and could not be taken back")
+			failure, err = nil, undone{unknown.Wrap(errors.Join(err, uerr))}
 		}
 	}()
 	spawn, failure, err := t.resolve(ctx, s.Command)
@@ -271,20 +309,18 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 	if err != nil {
 		return nil, fmt.Errorf("make a control group for %s: %w", p.object(), err)
 	}
-	back.push(func() {
-		if err := errors.Join(x.Kill(), x.Remove()); err != nil {
-			t.cfg.Log.Warn("undo a start", "sandbox", t.cfg.ID, "process", p.number, "err", err)
-		}
-	})
+	back.push(x.Remove)
 	io, ends, err := t.plumb(p, s, line.UIDBase, spawn.IDs, &back)
 	if err != nil {
 		return nil, err
 	}
-	defer ends.run()
+	defer func() { _ = ends.run() }()
 	stdio := x.Stdio()
 	stdio.In, stdio.Out, stdio.Err = io.in, io.out, io.err
 
-	kx := keeper.Exec{Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: x.KillFile(), Remaining: s.Command.Timeout, Stdin: io.feed}
+	kx := keeper.Exec{
+		Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: x.KillFile(), Remaining: s.Command.Timeout, Stdin: io.feed,
+	}
 	for _, o := range io.outputs {
 		kx.Streams = append(kx.Streams, keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file})
 	}
@@ -297,22 +333,26 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 		p.input = newInput(io.feed)
 	}
 	p.mu.Unlock()
-	back.push(func() {
+	back.push(func() error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.closeLocked()
 		p.exec = nil
+		return nil
+	})
+	back.push(func() error {
+		uctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), undoTime, errdefs.Deadline)
+		defer stop()
+		err := t.cfg.Keeper.Release(uctx, p.keeperKey())
+		if errors.Is(err, errdefs.Unavailable) {
+			return nil // a keeper that is away holds nothing
+		}
+		return err
 	})
 	if err := t.cfg.Keeper.Record(ctx, kx); err != nil {
 		return nil, fmt.Errorf("record the output of %s: %w", p.object(), err)
 	}
-	back.push(func() {
-		uctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-		defer stop()
-		if err := t.cfg.Keeper.Release(uctx, p.keeperKey()); err != nil {
-			t.cfg.Log.Warn("undo a recording", "sandbox", t.cfg.ID, "process", p.number, "err", err)
-		}
-	})
+	back.push(x.Kill)
 	pid, err := line.Channel.Spawn(ctx, spawn, stdio)
 	if se, ok := errors.AsType[*chronus.StartError](err); ok {
 		return startFailure(s.Command, spawn.Cwd, string(se.Step), se.Errno, se.Interpreter), nil
@@ -341,7 +381,7 @@ func (t *Table) plumb(p *proc, s Start, base uint32, ids chronus.IDs, back *undo
 	ends = &undo{}
 	defer func() {
 		if err != nil {
-			ends.run()
+			_ = ends.run()
 		}
 	}()
 	if err := os.MkdirAll(t.dir(), 0o700); err != nil {
@@ -359,14 +399,17 @@ func (t *Table) plumb(p *proc, s Start, base uint32, ids chronus.IDs, back *undo
 		if err != nil {
 			return nil, fmt.Errorf("make a pipe for %s: %w", p.object(), err)
 		}
-		back.push(func() { _ = r.Close() })
-		ends.push(func() { _ = w.Close() })
+		ends.push(w.Close)
 		path := record.Path(t.cfg.Dir, t.cfg.ID, p.number, n)
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
+			_ = r.Close()
 			return nil, fmt.Errorf("make the record of %s: %w", p.object(), err)
 		}
-		back.push(func() { _ = f.Close(); _ = os.Remove(path) })
+		back.push(func() error {
+			_, _ = r.Close(), f.Close() // closed twice, if the command had them
+			return os.Remove(path)
+		})
 		io.outputs = append(io.outputs, &output{stream: n, pipe: r, file: f, drained: make(chan struct{})})
 		return w, own(w)
 	}
@@ -378,41 +421,41 @@ func (t *Table) plumb(p *proc, s Start, base uint32, ids chronus.IDs, back *undo
 			return io, ends, err
 		}
 	}
-	r, w, err := pipe.New()
+	// The write end can be waited on, and waited on no more; the read end, an open file of its own, blocks as commands
+	// expect.
+	r, w, err := os.Pipe()
 	if err != nil {
 		return io, ends, fmt.Errorf("make a pipe for %s: %w", p.object(), err)
 	}
-	ends.push(func() { _ = r.Close() })
+	ends.push(r.Close)
 	io.in = r
+	if err := blocking(r); err != nil {
+		_ = w.Close()
+		return io, ends, fmt.Errorf("make a pipe for %s: %w", p.object(), err)
+	}
 	if err := own(r); err != nil {
 		_ = w.Close()
 		return io, ends, err
 	}
 	if s.Stream || len(s.Input) > prefill {
-		if io.feed, err = pollable(w); err != nil {
-			return io, ends, err
-		}
-		back.push(func() { _ = io.feed.Close() })
+		io.feed = w
+		back.push(func() error {
+			_ = w.Close() // closed twice, if the command had it
+			return nil
+		})
 		return io, ends, nil
 	}
 	_, err = w.Write(s.Input)
 	return io, ends, errors.Join(err, w.Close())
 }
 
-// pollable makes the write end of a pipe one that a goroutine can wait on and stop waiting on. Its read end, another open
-// file, stays blocking for the command.
-func pollable(w *os.File) (*os.File, error) {
-	fd, err := syscall.Dup(int(w.Fd()))
-	_ = w.Close()
+func blocking(f *os.File) error {
+	conn, err := f.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("duplicate a pipe: %w", err)
+		return err
 	}
-	syscall.CloseOnExec(fd)
-	if err := syscall.SetNonblock(fd, true); err != nil {
-		_ = syscall.Close(fd)
-		return nil, fmt.Errorf("make a pipe pollable: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "stdin"), nil
+	cerr := conn.Control(func(fd uintptr) { err = syscall.SetNonblock(int(fd), false) })
+	return errors.Join(err, cerr)
 }
 
 // feed writes the input of a Run and closes it.
@@ -447,7 +490,7 @@ func (t *Table) closeInput(p *proc) {
 		return
 	}
 	in.close()
-	ctx, stop := context.WithTimeout(context.Background(), undoTime)
+	ctx, stop := context.WithTimeoutCause(context.Background(), undoTime, errdefs.Deadline)
 	defer stop()
 	if err := t.cfg.Keeper.CloseInput(ctx, p.keeperKey()); err != nil {
 		t.cfg.Log.Warn("close the keeper's end of an input", "sandbox", t.cfg.ID, "process", p.number, "err", err)
@@ -549,6 +592,11 @@ func (t *Table) exited(p *proc, e chronus.Exit) {
 			r.OOM = true
 		}
 	}
+	select {
+	case <-p.quit:
+		t.finalize(p) // first, so that the result counts the last bytes
+	default:
+	}
 	if t.conclude(p, r) {
 		t.ack(p.number)
 	}
@@ -588,7 +636,7 @@ func (t *Table) conclude(p *proc, r Result) (remembered bool) {
 	}
 	if disarm {
 		// What the command left in the background lives on.
-		ctx, stop := context.WithTimeout(context.Background(), undoTime)
+		ctx, stop := context.WithTimeoutCause(context.Background(), undoTime, errdefs.Deadline)
 		defer stop()
 		if rerr := t.cfg.Keeper.Rearm(ctx, p.keeperKey(), time.Time{}, 0); rerr != nil {
 			t.cfg.Log.Debug("disarm a time limit", "sandbox", t.cfg.ID, "process", p.number, "err", rerr)
@@ -615,7 +663,7 @@ func (t *Table) finalize(p *proc) {
 	rest := slices.Clone(p.out)
 	p.mu.Unlock()
 
-	ctx, stop := context.WithTimeout(context.Background(), undoTime)
+	ctx, stop := context.WithTimeoutCause(context.Background(), undoTime, errdefs.Deadline)
 	defer stop()
 	if err := t.cfg.Keeper.Release(ctx, p.keeperKey()); err != nil {
 		t.cfg.Log.Debug("release a recording", "sandbox", t.cfg.ID, "process", p.number, "err", err)
@@ -634,7 +682,7 @@ func (t *Table) finalize(p *proc) {
 			t.cfg.Log.Debug("remove a control group", "sandbox", t.cfg.ID, "process", p.number, "err", err)
 		}
 	}
-	t.trim()
+	t.settle(p)
 }
 
 // drain moves what is left in a pipe whose writers are gone and that the keeper does not read any more into the record.
@@ -674,4 +722,9 @@ func (o *output) drain() error {
 		}
 	})
 	return errors.Join(err, cerr)
+}
+
+func isUndone(err error) bool {
+	_, ok := errors.AsType[undone](err)
+	return ok
 }

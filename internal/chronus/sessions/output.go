@@ -149,8 +149,8 @@ func (t *Table) Launch(ctx context.Context, s Start) (Info, error) {
 	return p.info(), nil
 }
 
-// Start starts a command and yields its story: started, output, exited. Detached, it ends after started. Otherwise, when
-// the consumer or ctx stops before the end and there is no key, the command's whole tree is killed.
+// Start starts a command and yields its story: started, output, exited. Detached, it ends after started. Otherwise,
+// when the consumer or ctx stops before the end and there is no key, the command's whole tree is killed.
 func (t *Table) Start(ctx context.Context, s Start, detached bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		s.Op = "start"
@@ -179,8 +179,8 @@ func (t *Table) Start(ctx context.Context, s Start, detached bool) iter.Seq2[Eve
 }
 
 // Attach yields a command's record from byte offsets: output, then exited. It waits for more while the command runs,
-// unless noFollow. After the command's end it gives what is recorded by then; what a child of the command still writes can
-// be read by attaching again.
+// unless noFollow. After the command's end it gives what is recorded by then; what a child of the command still writes
+// can be read by attaching again.
 func (t *Table) Attach(ctx context.Context, number, stdout, stderr int64, noFollow bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		p, err := t.find(number)
@@ -208,8 +208,8 @@ type piece struct {
 
 func (t *Table) follow(ctx context.Context, p *proc, stdout, stderr int64, noFollow bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
 		var until <-chan struct{} = p.done
 		if noFollow {
 			until = nil
@@ -232,12 +232,12 @@ func (t *Table) follow(ctx context.Context, p *proc, stdout, stderr int64, noFol
 			finished = append(finished, done)
 			go func() {
 				defer close(done)
-				defer r.Close()
+				defer func() { _ = r.Close() }()
 				pump(ctx, r, s, pieces, turn)
 			}()
 		}
 		defer func() {
-			cancel()
+			cancel(nil)
 			for _, c := range finished {
 				<-c
 			}

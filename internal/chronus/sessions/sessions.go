@@ -6,8 +6,8 @@
 // the sandbox, that a command's result is remembered before its exit status is acknowledged inside, and that nothing
 // runs whose output is not being recorded. It keeps no clock of its own for time limits: those are the keeper's.
 //
-// All methods may be called at once. Each command has at most one goroutine of its own beside its callers': the one that
-// ends it. Locks are never held across calls to the keeper, the inside or the disk.
+// All methods may be called at once. Each command has at most one goroutine of its own beside its callers': the one
+// that ends it. Locks are never held across calls to the keeper, the inside or the disk.
 package sessions
 
 import (
@@ -139,6 +139,8 @@ type Table struct {
 	users   map[string]User  // guarded by mu: root and numbers
 	leaving bool             // guarded by mu: the edge shuts down, callers go away without meaning it
 	exits   chan struct{}    // guarded by mu: closed when the consumer of exits is gone
+	kept    int64            // guarded by mu: bytes of the records of commands that have settled, about
+	plain   int              // guarded by mu: settled commands without a key, about
 }
 
 // New makes an empty Table; Load and Connect come next.
@@ -181,7 +183,11 @@ func (t *Table) Load(records map[string][]byte) error {
 			t.keys[e.Key] = p
 		}
 		t.next = max(t.next, e.Number+1)
+		if e.Result != nil && e.Key == "" {
+			t.plain++
+		}
 	}
+	t.kept = t.OutputBytes()
 	return nil
 }
 
@@ -332,7 +338,7 @@ func (t *Table) takeOver(ctx context.Context, p *proc, h keeper.Held, in chronus
 	done := p.endedLocked()
 	p.mu.Unlock()
 	if err == nil && h.Exec == nil && !done {
-		t.cfg.Log.Warn("output of a command is recorded no more, the keeper lost it", "sandbox", t.cfg.ID, "process", p.number)
+		t.cfg.Log.Warn("the keeper lost a command, nothing records its output", "sandbox", t.cfg.ID, "process", p.number)
 	}
 	if done {
 		t.wg.Go(func() { t.finalize(p) })
@@ -396,7 +402,10 @@ func (t *Table) Close(ctx context.Context, end sandbox.End) {
 	for _, p := range left {
 		p.orphan()
 		if p.claim() {
-			t.wg.Go(func() { t.conclude(p, diedWith(end)) })
+			t.wg.Go(func() {
+				t.finalize(p) // first, so that the result counts the last bytes
+				t.conclude(p, diedWith(end))
+			})
 		}
 	}
 	t.wg.Wait()
@@ -633,8 +642,38 @@ func (t *Table) Rerecord(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// trim drops ended commands beyond the bounds: the oldest without a key first. Records beyond the sandbox's output limit
-// go with their commands; those of commands with a key keep the result and lose the bytes, which then read as a gap.
+// settle counts a command whose descriptors are given back, and trims when there is too much of them. An empty record is
+// no record.
+func (t *Table) settle(p *proc) {
+	var bytes int64
+	for _, path := range p.paths(t.cfg.Dir) {
+		fi, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		if fi.Size() == 0 {
+			if err := os.Remove(path); err != nil {
+				t.cfg.Log.Debug("remove an empty record", "sandbox", t.cfg.ID, "process", p.number, "err", err)
+			}
+			continue
+		}
+		bytes += allocated(fi)
+	}
+	t.mu.Lock()
+	t.kept += bytes
+	if p.key == "" {
+		t.plain++
+	}
+	full := t.kept > t.cfg.Output || t.plain > MaxEnded+MaxEnded/10
+	t.mu.Unlock()
+	if full {
+		t.trim()
+	}
+}
+
+// trim drops ended commands beyond the bounds: the oldest without a key first. Records beyond the sandbox's output
+// limit go with their commands; those of commands with a key keep the result and lose the bytes, which then read as a
+// gap.
 func (t *Table) trim() {
 	t.mu.Lock()
 	var ended []*proc
@@ -645,27 +684,33 @@ func (t *Table) trim() {
 	}
 	t.mu.Unlock()
 	slices.SortFunc(ended, func(a, b *proc) int { return cmp.Compare(a.number, b.number) })
-	var drop []*proc
+	drop := map[*proc]bool{}
 	plain := 0
 	for _, p := range slices.Backward(ended) {
 		if p.key == "" {
 			if plain++; plain > MaxEnded {
-				drop = append(drop, p)
+				drop[p] = true
 			}
 		}
 	}
 	sum := t.OutputBytes()
-	for _, keyed := range []bool{false, true} {
-		for _, p := range ended {
-			if sum <= t.cfg.Output {
-				break
-			}
-			if (p.key != "") == keyed && !slices.Contains(drop, p) && p != ended[len(ended)-1] {
-				sum -= t.emptyFiles(p)
+	if sum > t.cfg.Output {
+		// A quarter more than needed, so that this is not for every command.
+		for _, keyed := range []bool{false, true} {
+			for _, p := range ended {
+				if sum <= t.cfg.Output/4*3 {
+					break
+				}
+				if (p.key != "") == keyed && !drop[p] && p != ended[len(ended)-1] {
+					sum -= t.emptyFiles(p)
+				}
 			}
 		}
 	}
-	for _, p := range drop {
+	t.mu.Lock()
+	t.kept, t.plain = sum, min(plain, MaxEnded)
+	t.mu.Unlock()
+	for p := range drop {
 		t.mu.Lock()
 		delete(t.procs, p.number)
 		t.mu.Unlock()

@@ -31,7 +31,8 @@ type named struct {
 func decodeImage(p store.Pair) (*named, error) {
 	var n named
 	if err := json.Unmarshal(p.Value, &n); err != nil {
-		return nil, errdefs.New(errdefs.DataLoss, "image "+strings.TrimPrefix(p.Key, keys.Images), "its record cannot be read").Wrap(err)
+		return nil, errdefs.New(errdefs.DataLoss, "image "+strings.TrimPrefix(p.Key, keys.Images),
+			"its record cannot be read").Wrap(err)
 	}
 	if keys.Image(n.Name) != p.Key {
 		return nil, errdefs.New(errdefs.DataLoss, "image "+n.Name, "its record stands under %s", p.Key)
@@ -190,7 +191,8 @@ func (c *catalogue) find(ctx context.Context, ref string) (*named, error) {
 				}
 			}
 		}
-		return nil, errdefs.New(errdefs.NotFound, "image "+ref[:15], "none with this digest").WithHint("All: sandsea image ls")
+		return nil, errdefs.New(errdefs.NotFound, "image "+ref[:15],
+			"none with this digest").WithHint("All: sandsea image ls")
 	}
 	c.mu.RLock()
 	n := c.byName[ref]
@@ -275,7 +277,8 @@ func atField(err error, field string) error {
 
 // put names an image. rev is the revision at which the name was read, 0 for absent; not done means that the name has
 // changed since.
-func (c *catalogue) put(ctx context.Context, img image.Image, created time.Time, rev int64) (n *named, done bool, err error) {
+func (c *catalogue) put(ctx context.Context, img image.Image, created time.Time, rev int64) (n *named, done bool,
+	err error) {
 	n = &named{Image: img, Created: created.UTC(), digest: img.Digest()}
 	value, err := json.Marshal(n)
 	if err != nil {

@@ -37,6 +37,8 @@ const (
 	// undoLimit bounds what is done for a create after its caller has gone.
 	undoLimit = 30 * time.Second
 	dropLimit = 2 * time.Second
+	// lastRound is how long before the deadline no new round of a waiting create begins.
+	lastRound = time.Second
 )
 
 // createRecord is what the store remembers of a create: under its sandbox's id with the spec, under its key without.
@@ -85,7 +87,9 @@ type attempt struct {
 	keyRev int64        // revision of the key's record that is ours
 	// inherited: the id is an earlier call's, whose request may have reached the node.
 	inherited bool
-	refusals  map[string]int
+	// spent: the node began with the id and gave up; it takes the same id for that one for ever.
+	spent    bool
+	refusals map[string]int
 }
 
 // create makes a sandbox, or finds the one that the key stands for.
@@ -106,7 +110,7 @@ func (s *Server) create(ctx context.Context, spec *pb.SandboxSpec, key string, r
 		// What the key stands for exists even when its image is gone.
 		if key != "" {
 			if rec, rev, ok, kerr := a.lookUp(ctx); kerr == nil && ok {
-				if sb, found, err := a.known(ctx, rec, rev); found || err != nil {
+				if sb, found, err := a.known(ctx, rec, rev); found || err != nil && !errors.Is(err, errRefused) {
 					return sb, err
 				}
 			}
@@ -223,35 +227,127 @@ func text(err error) string {
 
 // place claims an id on the node and asks it.
 func (a *attempt) place(ctx context.Context, ref node.Ref) (*pb.Sandbox, error) {
-	if a.rec.ID != "" && a.rec.Node == ref.Number && a.rec.NodeEpoch == ref.Epoch {
-		return a.ask(ctx) // refused before and asked again: the same id, nothing to write
+	if a.rec.ID != "" && !a.spent && a.rec.Node == ref.Number && a.rec.NodeEpoch == ref.Epoch {
+		return a.settle(ctx, nil, 0) // refused before and asked again: the same id, nothing to write
 	}
 	id, err := sandbox.Mint(ref.Number, a.s.random)
 	if err != nil {
 		return nil, err
 	}
 	other, rev, err := a.claim(ctx, createRecord{
-		ID: id, Project: a.who.Project, Node: ref.Number, NodeEpoch: ref.Epoch, Digest: a.digest, Key: a.key, By: a.who.Principal,
-		Job: a.spec.Job, Created: time.Now().UTC(), Spec: a.json,
+		ID: id, Project: a.who.Project, Node: ref.Number, NodeEpoch: ref.Epoch, Digest: a.digest, Key: a.key,
+		By:  a.who.Principal,
+		Job: a.spec.Job, Created: time.Now().UTC(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	if other != nil {
-		sb, found, err := a.known(ctx, *other, rev)
-		if found || err != nil {
+	return a.settle(ctx, other, rev)
+}
+
+// settle asks the record's node, or follows other when the key stands for that one, until key and sandbox agree.
+func (a *attempt) settle(ctx context.Context, other *createRecord, rev int64) (*pb.Sandbox, error) {
+	for n := 0; a.crossed(ctx, n); n++ {
+		if other != nil {
+			sb, found, err := a.known(ctx, *other, rev)
+			if found || err != nil {
+				return sb, err
+			}
+		}
+		sb, err := a.ask(ctx)
+		if err != nil || a.key == "" {
 			return sb, err
 		}
+		if other, rev, err = a.confirm(ctx); err != nil || other == nil {
+			return sb, err
+		}
+		// While we asked, another call was refused with our id and moved the key on: what the node just made is nobody's.
+		if err := a.undo(ctx); err != nil {
+			return nil, a.unknown("calls with this key crossed", err)
+		}
 	}
-	return a.ask(ctx)
+	return nil, a.unknown("other calls with this key keep at it", nil)
+}
+
+// crossed lets calls with one key that got into each other's way try again, further apart each time; false when the
+// time is up. The first try waits for nothing.
+func (a *attempt) crossed(ctx context.Context, n int) bool {
+	if n > 0 {
+		most := min(time.Millisecond<<min(n, 10), 100*time.Millisecond)
+		a.s.rngMu.Lock()
+		d := time.Duration(a.s.rng.Int64N(int64(most)))
+		a.s.rngMu.Unlock()
+		pause(ctx, d)
+	}
+	return ctx.Err() == nil
+}
+
+// confirm sees to it that the key stands for our id and stays so. When another call has taken the record over since, it
+// is written anew, so that the other one's move fails; when it has moved to another id, that record comes back.
+func (a *attempt) confirm(ctx context.Context) (other *createRecord, rev int64, err error) {
+	name := keys.CreateKey(a.rec.Project, a.key)
+	get := []store.Op{store.Get(name)}
+	res, err := a.s.store.Txn(ctx, []store.Cond{{Key: name, ModRev: a.keyRev}}, nil, get)
+	for n := 0; a.crossed(ctx, n); n++ {
+		if err != nil {
+			return nil, 0, a.storeError(err, errdefs.Unknown)
+		}
+		if res.Succeeded {
+			return nil, 0, nil
+		}
+		if len(res.Pairs) == 0 {
+			// Dropped by a call that was told that nothing is left. Ours is there: claim the key again.
+			short, full, merr := a.encode(a.rec)
+			if merr != nil {
+				return nil, 0, merr
+			}
+			res, err = a.s.store.Txn(ctx, []store.Cond{{Key: name, Absent: true}},
+				[]store.Op{store.Put(name, short), store.Put(keys.Sandbox(a.rec.Project, string(a.rec.ID)), full)}, get)
+			if err == nil && res.Succeeded {
+				a.keyRev = res.Revision
+			}
+			continue
+		}
+		pair := res.Pairs[0]
+		other = &createRecord{}
+		if err := json.Unmarshal(pair.Value, other); err != nil {
+			return nil, 0, errdefs.New(errdefs.DataLoss, "record of key "+clip(a.key), "cannot be read").Wrap(err)
+		}
+		if other.ID != a.rec.ID {
+			return other, pair.ModRev, nil
+		}
+		res, err = a.s.store.Txn(ctx, []store.Cond{{Key: name, ModRev: pair.ModRev}}, []store.Op{store.Put(name,
+			pair.Value)}, get)
+		if err == nil && res.Succeeded {
+			a.keyRev = res.Revision
+		}
+	}
+	return nil, 0, a.unknown("other calls with this key keep at it", nil)
+}
+
+// undo ends the sandbox of our record, which nobody has been told of.
+func (a *attempt) undo(ctx context.Context) error {
+	client, name, _, there := a.s.watcher.Node(a.rec.Node)
+	if !there {
+		return errdefs.New(errdefs.Unavailable, fmt.Sprintf("node %d", a.rec.Node), "is gone")
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer stop()
+	req := connect.NewRequest(&nodev1.StopRequest{Id: string(a.rec.ID), By: "platform"})
+	speak(req.Header(), iam.Caller{Principal: "platform", Covers: []string{a.rec.Project}})
+	_, err := client.Edge.Stop(ctx, req)
+	if err = nodeclient.Error(err, name, changes); errors.Is(err, errdefs.NotFound) {
+		return nil
+	}
+	return err
 }
 
 // claim writes the record, durably, in the place of an earlier one of this attempt. When the key stands for another
 // create, that one's record comes back.
 func (a *attempt) claim(ctx context.Context, rec createRecord) (other *createRecord, rev int64, err error) {
-	full, err := json.Marshal(rec)
+	short, full, err := a.encode(rec)
 	if err != nil {
-		return nil, 0, fmt.Errorf("encode a record: %w", err)
+		return nil, 0, err
 	}
 	ops := []store.Op{store.Put(keys.Sandbox(rec.Project, string(rec.ID)), full)}
 	if a.rec.ID != "" {
@@ -262,13 +358,8 @@ func (a *attempt) claim(ctx context.Context, rec createRecord) (other *createRec
 			// No node was asked for this id: whatever was written, no sandbox is there.
 			return nil, 0, a.storeError(err, errdefs.Unavailable)
 		}
-		a.rec = rec
+		a.rec, a.spent = rec, false
 		return nil, 0, nil
-	}
-	rec.Spec = nil
-	short, err := json.Marshal(rec)
-	if err != nil {
-		return nil, 0, fmt.Errorf("encode a record: %w", err)
 	}
 	name := keys.CreateKey(rec.Project, a.key)
 	cond := store.Cond{Key: name, Absent: true}
@@ -280,13 +371,12 @@ func (a *attempt) claim(ctx context.Context, rec createRecord) (other *createRec
 		return nil, 0, a.storeError(err, errdefs.Unknown)
 	}
 	if res.Succeeded {
-		a.rec, a.keyRev, a.inherited = rec, res.Revision, false
+		a.rec, a.keyRev, a.inherited, a.spent = rec, res.Revision, false, false
 		return nil, 0, nil
 	}
 	if len(res.Pairs) == 0 {
 		// Another call with our key gave up in this moment; ours goes on as a new one.
 		a.keyRev, a.rec = 0, createRecord{}
-		rec.Spec = a.json
 		return a.claim(ctx, rec)
 	}
 	other = &createRecord{}
@@ -294,6 +384,19 @@ func (a *attempt) claim(ctx context.Context, rec createRecord) (other *createRec
 		return nil, 0, errdefs.New(errdefs.DataLoss, "record of key "+clip(a.key), "cannot be read").Wrap(err)
 	}
 	return other, res.Pairs[0].ModRev, nil
+}
+
+// encode gives a record as it stands under its key, and with the spec as it stands under its sandbox.
+func (a *attempt) encode(rec createRecord) (short, full []byte, err error) {
+	rec.Spec = nil
+	if short, err = json.Marshal(rec); err == nil {
+		rec.Spec = a.json
+		full, err = json.Marshal(rec)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode a record: %w", err)
+	}
+	return short, full, nil
 }
 
 func (a *attempt) storeError(err error, unsure errdefs.Kind) error {
@@ -320,32 +423,21 @@ func (a *attempt) lookUp(ctx context.Context) (rec createRecord, rev int64, ok b
 }
 
 // known finds the sandbox that the key stands for. Not found means that the record is now this attempt's and that its
-// node, asked for the same id again, will make the sandbox or tell of it.
+// node, asked for the same id again, will make the sandbox or tell of it; an error that wraps errRefused, that it is
+// this attempt's and that the node has given that id up.
 func (a *attempt) known(ctx context.Context, rec createRecord, rev int64) (sb *pb.Sandbox, found bool, err error) {
-	for range tries {
+	for n := 0; a.crossed(ctx, n); n++ {
 		if rec.Digest != a.digest {
 			return nil, false, errdefs.New(errdefs.AlreadyExists, fmt.Sprintf("key %q", clip(a.key)),
 				"stands for another create (sandbox %s)", rec.ID.Short()).WithField("key", "").WithHint("Choose another key")
 		}
-		who := iam.Caller{Principal: a.who.Principal, Project: rec.Project, Covers: []string{rec.Project}}
-		if end, ok, err := a.s.ended(ctx, who, string(rec.ID)); err != nil || ok {
-			return end, ok, err
+		sb, err := a.trace(ctx, rec)
+		if err != nil {
+			return nil, false, err
 		}
-		client, name, reachable, there := a.s.watcher.Node(rec.Node)
-		if !there || !reachable {
-			return nil, false, a.unknown(fmt.Sprintf("node %d does not answer", rec.Node), nil)
-		}
-		get := connect.NewRequest(&nodev1.GetRequest{Id: string(rec.ID)})
-		speak(get.Header(), who)
-		resp, gerr := client.Edge.Get(ctx, get)
-		switch gerr := nodeclient.Error(gerr, name, reads); {
-		case gerr == nil && resp.Msg.GetSandbox().GetState() != pb.SandboxState_SANDBOX_STATE_CREATING:
-			return resp.Msg.GetSandbox(), true, nil
-		case gerr == nil: // it is being made: the same create waits for it
-		case !errors.Is(gerr, errdefs.NotFound):
-			return nil, false, a.unknown("node "+name+" does not tell", gerr)
-		case a.s.epoch(rec.Node) > rec.NodeEpoch:
-			return nil, false, a.lost(rec, name)
+		failed := sb != nil && neverReady(sb)
+		if sb != nil && !failed && sandboxpb.Over(sb.GetState()) {
+			return sb, true, nil
 		}
 		// Take the record over, so that an earlier call that is still at work cannot move the key away from this id.
 		short, err := json.Marshal(rec)
@@ -359,7 +451,14 @@ func (a *attempt) known(ctx context.Context, rec createRecord, rev int64) (sb *p
 			return nil, false, a.storeError(err, errdefs.Unknown)
 		}
 		if res.Succeeded {
-			a.rec, a.keyRev, a.inherited = rec, res.Revision, true
+			if sb != nil && !failed && sb.GetState() != pb.SandboxState_SANDBOX_STATE_CREATING {
+				return sb, true, nil
+			}
+			a.rec, a.keyRev, a.inherited, a.spent = rec, res.Revision, !failed, failed
+			if failed {
+				return nil, false, refused{transient(errdefs.New(errdefs.Refused, "", "the first try failed: %s",
+					sb.GetEnd().GetCause()))}
+			}
 			return nil, false, nil
 		}
 		if len(res.Pairs) == 0 {
@@ -372,6 +471,48 @@ func (a *attempt) known(ctx context.Context, rec createRecord, rev int64) (sb *p
 		}
 	}
 	return nil, false, a.unknown("other calls with this key keep at it", nil)
+}
+
+// trace finds the sandbox of a record, alive or ended; nil when its node is there and does not know it.
+func (a *attempt) trace(ctx context.Context, rec createRecord) (*pb.Sandbox, error) {
+	who := iam.Caller{Principal: a.who.Principal, Project: rec.Project, Covers: []string{rec.Project}}
+	end, ok, err := a.s.ended(ctx, who, string(rec.ID))
+	switch {
+	case err != nil:
+		return nil, err
+	case ok && end.GetState() == pb.SandboxState_SANDBOX_STATE_LOST:
+		return nil, gone(end)
+	case ok:
+		return end, nil
+	}
+	client, name, reachable, there := a.s.watcher.Node(rec.Node)
+	if !there || !reachable {
+		return nil, a.unknown(fmt.Sprintf("node %d does not answer", rec.Node), nil)
+	}
+	get := connect.NewRequest(&nodev1.GetRequest{Id: string(rec.ID)})
+	speak(get.Header(), who)
+	resp, err := client.Edge.Get(ctx, get)
+	if err == nil {
+		return resp.Msg.GetSandbox(), nil
+	}
+	err = nodeclient.Error(err, name, reads)
+	if !errors.Is(err, errdefs.NotFound) {
+		return nil, a.unknown("node "+name+" does not tell", err)
+	}
+	if a.s.epoch(rec.Node) > rec.NodeEpoch {
+		return nil, a.lost(rec, name)
+	}
+	return nil, nil
+}
+
+// neverReady reports whether a sandbox ended before anybody could use it: its create failed and left nothing. One that
+// was lost may have been used.
+func neverReady(sb *pb.Sandbox) bool {
+	switch sandbox.Cause(sb.GetEnd().GetCause()) {
+	case sandbox.CauseInfraLost, sandbox.CauseInfraFenced:
+		return false
+	}
+	return sandboxpb.Over(sb.GetState()) && sb.GetReadyAt() == nil
 }
 
 func (a *attempt) lost(rec createRecord, name string) error {
@@ -395,7 +536,8 @@ func (a *attempt) ask(ctx context.Context) (*pb.Sandbox, error) {
 	}
 	req := connect.NewRequest(&nodev1.CreateRequest{
 		Id: string(a.rec.ID), Project: a.rec.Project, NodeEpoch: a.rec.NodeEpoch, Spec: a.wire,
-		Layers: sandboxpb.FromDigests(a.layers), Config: sandboxpb.FromConfig(a.config), By: a.who.Principal, Digest: a.digest,
+		Layers: sandboxpb.FromDigests(a.layers), Config: sandboxpb.FromConfig(a.config), By: a.who.Principal,
+		Digest: a.digest,
 	})
 	speak(req.Header(), iam.Caller{Principal: a.who.Principal, Covers: []string{a.rec.Project}})
 	asked := time.Now()
@@ -404,28 +546,40 @@ func (a *attempt) ask(ctx context.Context) (*pb.Sandbox, error) {
 		return resp.Msg.GetSandbox(), nil
 	}
 	sent := connect.IsWireError(err) || nodeclient.Sent(err)
+	ce, _ := errors.AsType[*connect.Error](err)
+	worded := ce != nil && len(ce.Details()) > 0 // by the node itself, not by what lies between
 	err = nodeclient.Error(err, name, changes)
-	switch kind := errdefs.KindOf(err); kind {
-	case errdefs.Refused:
+	switch kind := errdefs.KindOf(err); {
+	case kind == errdefs.Refused:
 		if a.inherited && a.restarted(ctx, asked) {
 			return nil, a.lost(a.rec, name)
 		}
+		// With a cause: it began and gave up. Without: it never began.
+		a.spent = errdefs.From(err).Cause != ""
 		return nil, refused{transient(err)}
-	case errdefs.Unavailable, errdefs.Unknown, errdefs.Canceled, errdefs.Deadline, errdefs.Internal:
+	case unsureKinds[kind] || kind == errdefs.Internal && !worded:
 		if !sent && !a.inherited {
 			return nil, refused{err} // nobody has ever told that node of this id
 		}
-		return nil, a.unsure(ctx, client, name, err)
+		return nil, a.unsure(ctx, name, err)
 	default:
 		a.drop(ctx) // the node's own word: nothing is left
 		return nil, err
 	}
 }
 
-// transient makes a refusal one that is worth waiting for.
+// unsureKinds are the answers after which the sandbox may exist; after any other word of the node nothing is left.
+var unsureKinds = map[errdefs.Kind]bool{
+	errdefs.Unavailable: true, errdefs.Unknown: true, errdefs.Canceled: true, errdefs.Deadline: true,
+}
+
+// transient makes a refusal one that is worth waiting for, unless it is for what the node cannot enforce: that does not
+// pass.
 func transient(err error) error {
 	e := *errdefs.From(err)
-	e.RetryAfter = max(e.RetryAfter, time.Second)
+	if e.Feature == "" {
+		e.RetryAfter = max(e.RetryAfter, time.Second)
+	}
 	return &e
 }
 
@@ -451,7 +605,7 @@ func (a *attempt) restarted(ctx context.Context, asked time.Time) bool {
 
 // unsure ends a create whose node gave no sure answer. With a key the same key asks again. Without one nobody could
 // find the sandbox, so it is stopped.
-func (a *attempt) unsure(ctx context.Context, client *nodeclient.Client, name string, cause error) error {
+func (a *attempt) unsure(ctx context.Context, name string, cause error) error {
 	// The node has the same deadline and may be the first to notice.
 	kind := errdefs.KindOf(cause)
 	late := ctx.Err() != nil || kind == errdefs.Deadline || kind == errdefs.Canceled
@@ -462,12 +616,7 @@ func (a *attempt) unsure(ctx context.Context, client *nodeclient.Client, name st
 	if a.key != "" {
 		return a.unknown(why, cause)
 	}
-	undo, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
-	defer stop()
-	req := connect.NewRequest(&nodev1.StopRequest{Id: string(a.rec.ID), By: "platform"})
-	speak(req.Header(), iam.Caller{Principal: "platform", Covers: []string{a.rec.Project}})
-	_, err := client.Edge.Stop(undo, req)
-	if err = nodeclient.Error(err, name, changes); err != nil && !errors.Is(err, errdefs.NotFound) {
+	if err := a.undo(ctx); err != nil {
 		return errdefs.New(errdefs.Unknown, "", "create: %s, sandbox %s may exist", why, a.rec.ID).
 			WithHint("Stop it: sandsea stop %s, or wait for its TTL", a.rec.ID).Wrap(cause)
 	}
@@ -477,7 +626,8 @@ func (a *attempt) unsure(ctx context.Context, client *nodeclient.Client, name st
 		return errdefs.New(errdefs.Canceled, "", "create: the caller went away; nothing is left").Wrap(cause)
 	case late:
 		return errdefs.New(errdefs.Deadline, "", "create: not ready in %s (start); nothing is left", a.ready).
-			WithField("ready_timeout_ms", a.ready.String()).WithHint("Give it more time, or see the log of node %s", name).Wrap(cause)
+			WithField("ready_timeout_ms", a.ready.String()).WithHint("Give it more time, or see the log of node %s",
+			name).Wrap(cause)
 	}
 	return errdefs.New(errdefs.Unavailable, "", "create: %s (start); nothing is left", why).
 		WithRetryAfter(time.Second).WithHint("Try again").Wrap(cause)
@@ -520,6 +670,10 @@ func (a *attempt) wait(ctx context.Context) bool {
 		return false
 	}
 	defer a.s.waiting.Add(-1)
+	// A round that is cut off by the deadline has no sure end, so none begins shortly before it.
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < min(a.ready/5, lastRound) {
+		return false
+	}
 	// The rounds of all who wait are paced together, in the order in which they came.
 	a.s.retries.SetLimit(rate.Limit(retryRate * max(1, len(a.s.watcher.View().Nodes))))
 	timer := time.NewTimer(10*time.Millisecond + min(time.Since(a.began)/10, 200*time.Millisecond))
@@ -540,6 +694,11 @@ func (a *attempt) noRoom(last error) error {
 	}
 	if len(a.refusals) == 0 {
 		return e // placement's own words
+	}
+	if e.Feature != "" && len(a.refusals) == 1 {
+		lacking := *e
+		lacking.Kind = errdefs.FailedPrecondition
+		return &lacking
 	}
 	var parts []string
 	for _, why := range slices.Sorted(maps.Keys(a.refusals)) {

@@ -19,6 +19,7 @@ import (
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/internal/control/fakeedge"
 	"github.com/sandsea/sandsea/internal/sandbox"
+	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/etcd"
 	"github.com/sandsea/sandsea/internal/store/keys"
 )
@@ -83,17 +84,25 @@ func TestCreateRefusesWhatCannotBe(t *testing.T) {
 		text  string
 	}{
 		{"no spec", nil, "", errdefs.Invalid, "environment", ""},
-		{"a misspelt image", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "yp" }), "", errdefs.NotFound, "environment.image", ""},
-		{"a near name", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "tolls" }), "", errdefs.NotFound, "environment.image",
+		{"a misspelt image", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "yp" }), "", errdefs.NotFound,
+			"environment.image", ""},
+		{"a near name", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "tolls" }), "", errdefs.NotFound,
+			"environment.image",
 			`image "tolls": none. Did you mean tools? All: sandsea image ls`},
-		{"a missing toolkit", &pb.SandboxSpec{Environment: &pb.Environment{Base: "py", Toolkits: []string{"nothing"}}}, "", errdefs.NotFound,
+		{"a missing toolkit", &pb.SandboxSpec{Environment: &pb.Environment{Base: "py", Toolkits: []string{"nothing"}}}, "",
+			errdefs.NotFound,
 			"environment.toolkits", `image "nothing": none. All: sandsea image ls`},
-		{"a digest of nothing", spec(func(s *pb.SandboxSpec) { s.Environment.Image = string(digest("none")) }), "", errdefs.NotFound, "environment.image", ""},
-		{"half a digest", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "sha256:12" }), "", errdefs.Invalid, "environment.image", ""},
-		{"too much memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: 64 << 30} }), "k", errdefs.Exhausted,
+		{"a digest of nothing", spec(func(s *pb.SandboxSpec) { s.Environment.Image = string(digest("none")) }), "",
+			errdefs.NotFound, "environment.image", ""},
+		{"half a digest", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "sha256:12" }), "", errdefs.Invalid,
+			"environment.image", ""},
+		{"too much memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: 64 << 30} }), "k",
+			errdefs.Exhausted,
 			"limits.memory_bytes", "memory 64 GiB: largest node has 23.4 GiB. Ask for less or add a node"},
-		{"little memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: -5} }), "", errdefs.Invalid, "limits.memory_bytes", ""},
-		{"a required feature", spec(func(s *pb.SandboxSpec) { s.Require = []string{"warp"} }), "k", errdefs.FailedPrecondition, "require", ""},
+		{"little memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: -5} }), "", errdefs.Invalid,
+			"limits.memory_bytes", ""},
+		{"a required feature", spec(func(s *pb.SandboxSpec) { s.Require = []string{"warp"} }), "k",
+			errdefs.FailedPrecondition, "require", ""},
 		{"a long key", spec(), strings.Repeat("k", 257), errdefs.Invalid, "key", ""},
 		{"an allowed service", spec(func(s *pb.SandboxSpec) {
 			s.Network = &pb.NetworkPolicy{Services: map[string]bool{"pypi": true}}
@@ -107,7 +116,8 @@ func TestCreateRefusesWhatCannotBe(t *testing.T) {
 			}
 		})
 	}
-	if _, err := c.sandboxes.Create(t.Context(), connect.NewRequest(&pb.CreateSandboxRequest{Spec: spec(), ReadyTimeoutMs: -1})); err == nil {
+	if _, err := c.sandboxes.Create(t.Context(), connect.NewRequest(&pb.CreateSandboxRequest{Spec: spec(),
+		ReadyTimeoutMs: -1})); err == nil {
 		t.Error("a negative ready_timeout_ms was taken")
 	}
 	if n, _ := h.edges[0].Count(); n != 0 || h.stored(keys.Sandboxes)+h.stored(keys.CreateKeys) != 0 {
@@ -134,10 +144,12 @@ func TestKeyGivesTheSameSandbox(t *testing.T) {
 	for _, e := range h.edges {
 		e.Forget()
 	}
-	if again := c.create(t, "a/b = c"); again.GetId() != first.GetId() || again.GetState() != pb.SandboxState_SANDBOX_STATE_ENDED {
+	if again := c.create(t, "a/b = c"); again.GetId() != first.GetId() ||
+		again.GetState() != pb.SandboxState_SANDBOX_STATE_ENDED {
 		t.Errorf("after its end: got %v", again)
 	}
-	if _, err := c.images.Delete(t.Context(), connect.NewRequest(&pb.DeleteImageRequest{Ref: "py", Force: true})); err != nil {
+	if _, err := c.images.Delete(t.Context(), connect.NewRequest(&pb.DeleteImageRequest{Ref: "py",
+		Force: true})); err != nil {
 		t.Fatal(err)
 	}
 	if again := c.create(t, "a/b = c"); again.GetId() != first.GetId() {
@@ -189,7 +201,8 @@ func TestConcurrentCreatesWithOneKeyMakeOne(t *testing.T) {
 		living += n
 	}
 	if living != 30 || h.stored(keys.Sandboxes) != 30 || h.stored(keys.CreateKeys) != 30 {
-		t.Errorf("%d sandboxes, %d records, %d keys, want 30 each", living, h.stored(keys.Sandboxes), h.stored(keys.CreateKeys))
+		t.Errorf("%d sandboxes, %d records, %d keys, want 30 each", living, h.stored(keys.Sandboxes),
+			h.stored(keys.CreateKeys))
 	}
 }
 
@@ -357,6 +370,34 @@ func TestNodesOwnRefusalFreesTheKey(t *testing.T) {
 	c.create(t, "k")
 }
 
+func TestCreateThatFailedAfterItBeganIsPlacedAnewByTheRetry(t *testing.T) {
+	h := newHouse(t, 1)
+	c := h.admin()
+	// The edge died while it built: the answer is lost, and its sweep wrote the end.
+	h.edges[0].After(func(call string) error {
+		if call == "create" {
+			return errdefs.New(errdefs.Unknown, "", "the edge died")
+		}
+		return nil
+	})
+	_, err := c.tryCreate(t.Context(), spec(), "k")
+	kindIs(t, err, errdefs.Unknown)
+	page, err := h.store.Range(t.Context(), keys.Sandboxes, store.RangeOptions{})
+	if err != nil || len(page.Pairs) != 1 {
+		t.Fatal(page, err)
+	}
+	_, id, _ := keys.ParseSandbox(page.Pairs[0].Key)
+	h.edges[0].FailStart(t.Context(), id, string(sandbox.CauseInfraInterrupted))
+	h.edges[0].After(nil)
+	sb := c.create(t, "k")
+	if sb.GetId() == id || sb.GetState() != pb.SandboxState_SANDBOX_STATE_RUNNING {
+		t.Errorf("got %v, want a new one", sb)
+	}
+	if again := c.create(t, "k"); again.GetId() != sb.GetId() {
+		t.Errorf("again: got %s, want %s", again.GetId(), sb.GetId())
+	}
+}
+
 func TestRebootMakesKnownKeysLost(t *testing.T) {
 	h := newHouse(t, 1)
 	c := h.admin()
@@ -371,7 +412,8 @@ func TestRebootMakesKnownKeysLost(t *testing.T) {
 		t.Errorf("cause %q", e.Cause)
 	}
 	got, err := c.get(t, sb.GetId())
-	if err != nil || got.GetState() != pb.SandboxState_SANDBOX_STATE_LOST || got.GetSpec().GetEnvironment().GetImage() != "py" {
+	if err != nil || got.GetState() != pb.SandboxState_SANDBOX_STATE_LOST ||
+		got.GetSpec().GetEnvironment().GetImage() != "py" {
 		t.Errorf("get: %v, %v", got, err)
 	}
 	// A new create on the new epoch works, and the sweep writes the loss down, once.
@@ -484,7 +526,8 @@ func TestCreateBatch(t *testing.T) {
 	for _, r := range mixed {
 		if r.GetError() != nil {
 			failed++
-			if r.GetMessage() != "disk: no quota. See its state: sandsea inspect" || r.GetError().GetKind() != "failed_precondition" {
+			if r.GetMessage() != "disk: no quota. See its state: sandsea inspect" ||
+				r.GetError().GetKind() != "failed_precondition" {
 				t.Errorf("got %v", r)
 			}
 		}
@@ -520,7 +563,8 @@ func TestStopMany(t *testing.T) {
 		}
 		return n, failed, errwire.FromConnect(stream.Err())
 	}
-	if n, failed, err := stop(&pb.StopManyRequest{Labels: map[string]string{"job": "1"}}); n != 5 || failed != nil || err != nil {
+	if n, failed, err := stop(&pb.StopManyRequest{Labels: map[string]string{"job": "1"}}); n != 5 || failed != nil ||
+		err != nil {
 		t.Errorf("by label: %d, %v, %v", n, failed, err)
 	}
 	ghost, err := sandbox.Mint(1, strings.NewReader(strings.Repeat("x", 64)))
@@ -531,7 +575,8 @@ func TestStopMany(t *testing.T) {
 	if n != 11 || len(failed) != 1 || err != nil {
 		t.Errorf("by id: %d, %v, %v", n, failed, err)
 	}
-	for _, r := range []*pb.StopManyRequest{{}, {Ids: ids, Labels: map[string]string{"a": "b"}}, {Ids: slices.Repeat([]string{"x"}, 10001)}} {
+	for _, r := range []*pb.StopManyRequest{{}, {Ids: ids, Labels: map[string]string{"a": "b"}},
+		{Ids: slices.Repeat([]string{"x"}, 10001)}} {
 		_, _, err := stop(r)
 		kindIs(t, err, errdefs.Invalid)
 	}

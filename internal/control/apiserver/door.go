@@ -264,14 +264,16 @@ func accepted(h http.Header, stream connect.StreamType) (ok bool, want string) {
 		return true, want
 	}
 	base, codec, _ := strings.Cut(t, "+")
-	return (base == "application/grpc" || base == "application/grpc-web") && (codec == "" || codec == "proto" || codec == "json"), want
+	return (base == "application/grpc" || base == "application/grpc-web") && (codec == "" || codec == "proto" ||
+		codec == "json"), want
 }
 
 // plain answers the pages that need no token.
 func (s *Server) plain(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		s.status(w, r, http.StatusMethodNotAllowed, errdefs.New(errdefs.Invalid, "", "method %s", clip(r.Method)).WithHint("Use GET"))
+		s.status(w, r, http.StatusMethodNotAllowed, errdefs.New(errdefs.Invalid, "", "method %s",
+			clip(r.Method)).WithHint("Use GET"))
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -376,7 +378,8 @@ func (e errorsOut) WrapStreamingHandler(next connect.StreamingHandlerFunc) conne
 }
 
 func (e errorsOut) panicked(ctx context.Context, procedure string, p any) error {
-	e.s.log.Error("panic in a handler", "request", requestID(ctx), "call", procedure, "panic", p, "stack", string(debug.Stack()))
+	e.s.log.Error("panic in a handler", "request", requestID(ctx), "call", procedure, "panic", p, "stack",
+		string(debug.Stack()))
 	return e.s.outward(ctx, procedure, errdefs.New(errdefs.Internal, "request "+requestID(ctx), "a handler broke"))
 }
 

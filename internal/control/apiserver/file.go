@@ -26,7 +26,8 @@ func (f files) Read(
 func (f files) Write(
 	ctx context.Context, up *connect.ClientStream[pb.WriteFileRequest],
 ) (response[pb.WriteFileResponse], error) {
-	return passUp(ctx, f.s, up, func(m *pb.WriteFileRequest) withID { return header(m.GetHeader()) }, fileLine, fileClient.Write)
+	return passUp(ctx, f.s, up, func(m *pb.WriteFileRequest) withID { return header(m.GetHeader()) }, fileLine,
+		fileClient.Write)
 }
 
 func (f files) Stat(ctx context.Context, r request[pb.StatFileRequest]) (response[pb.StatFileResponse], error) {
@@ -54,7 +55,8 @@ func (f files) Remove(ctx context.Context, r request[pb.RemoveFileRequest]) (res
 func (f files) UploadTar(
 	ctx context.Context, up *connect.ClientStream[pb.UploadTarRequest],
 ) (response[pb.UploadTarResponse], error) {
-	return passUp(ctx, f.s, up, func(m *pb.UploadTarRequest) withID { return header(m.GetHeader()) }, fileLine, fileClient.UploadTar)
+	return passUp(ctx, f.s, up, func(m *pb.UploadTarRequest) withID { return header(m.GetHeader()) }, fileLine,
+		fileClient.UploadTar)
 }
 
 func (f files) DownloadTar(

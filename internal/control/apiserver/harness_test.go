@@ -231,7 +231,8 @@ func (c client) tryCreate(ctx context.Context, s *pb.SandboxSpec, key string) (*
 	return c.tryCreateWithin(ctx, s, key, 0)
 }
 
-func (c client) tryCreateWithin(ctx context.Context, s *pb.SandboxSpec, key string, ready time.Duration) (*pb.Sandbox, error) {
+func (c client) tryCreateWithin(ctx context.Context, s *pb.SandboxSpec, key string, ready time.Duration) (*pb.Sandbox,
+	error) {
 	resp, err := c.sandboxes.Create(ctx, connect.NewRequest(&pb.CreateSandboxRequest{
 		Spec: s, Key: key, ReadyTimeoutMs: ready.Milliseconds(),
 	}))

@@ -41,7 +41,8 @@ type images struct{ s *Server }
 // describe is an image as it is shown. A sandbox uses an image when it has all its layers.
 func (s *Server) describe(n *named, users int64) *pb.Image {
 	return &pb.Image{
-		Name: n.Name, Digest: string(n.digest), Layers: sandboxpb.FromLayers(n.Layers), Config: sandboxpb.FromConfig(n.Config),
+		Name: n.Name, Digest: string(n.digest), Layers: sandboxpb.FromLayers(n.Layers),
+		Config:    sandboxpb.FromConfig(n.Config),
 		CreatedAt: timestamppb.New(n.Created), Users: users,
 	}
 }
@@ -83,7 +84,8 @@ func (h images) List(ctx context.Context, _ request[pb.ListImagesRequest]) (resp
 }
 
 // Compose names a stack of images. The same stack again is success.
-func (h images) Compose(ctx context.Context, r request[pb.ComposeImageRequest]) (response[pb.ComposeImageResponse], error) {
+func (h images) Compose(ctx context.Context, r request[pb.ComposeImageRequest]) (response[pb.ComposeImageResponse],
+	error) {
 	m := r.Msg
 	if err := checkImageName("name", m.GetName()); err != nil {
 		return nil, err
@@ -155,7 +157,8 @@ func overlay(c image.Config, m *pb.ImageConfig) (image.Config, error) {
 }
 
 // Delete takes a name out of the catalogue and lets the nodes collect what no image holds.
-func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (response[pb.DeleteImageResponse], error) {
+func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (response[pb.DeleteImageResponse],
+	error) {
 	n, err := h.s.catalogue.find(ctx, r.Msg.GetRef())
 	if err != nil {
 		return nil, err
@@ -259,14 +262,16 @@ func (h images) Upload(
 	defer stop()
 	down := client.Edge.Upload(ctx)
 	speak(down.RequestHeader(), caller(ctx))
-	for up.Receive() {
-		if err := down.Send(&nodev1.UploadRequest{Data: up.Msg().GetData()}); err != nil {
-			break // the node has answered early: CloseAndReceive has its error
+	send := func() error {
+		for up.Receive() {
+			if err := down.Send(&nodev1.UploadRequest{Data: up.Msg().GetData()}); err != nil {
+				return early(ctx, err)
+			}
 		}
+		return up.Err()
 	}
-	if err := up.Err(); err != nil {
-		stop() // before anything could be taken for the end
-		_, _ = down.CloseAndReceive()
+	if err := send(); err != nil {
+		abort(stop, down)
 		return nil, brokenUpload(err)
 	}
 	resp, err := down.CloseAndReceive()
@@ -287,7 +292,8 @@ func (h images) Import(
 	if err != nil {
 		return err
 	}
-	flight, leave := h.s.imports.join(ctx, r.Msg, func(ctx context.Context, tell func(*pb.ImportProgress)) (*pb.Image, bool, error) {
+	flight, leave := h.s.imports.join(ctx, r.Msg, func(ctx context.Context, tell func(*pb.ImportProgress)) (*pb.Image,
+		bool, error) {
 		return h.s.build(ctx, number, build, tell)
 	})
 	defer leave()
@@ -296,7 +302,8 @@ func (h images) Import(
 		news, ended, more := flight.since(sent)
 		for _, p := range news {
 			sent = max(sent, p.number)
-			if err := down.Send(&pb.ImportImageResponse{Event: &pb.ImportImageResponse_Progress{Progress: p.progress}}); err != nil {
+			event := &pb.ImportImageResponse_Progress{Progress: p.progress}
+			if err := down.Send(&pb.ImportImageResponse{Event: event}); err != nil {
 				return errdefs.New(errdefs.Canceled, "", "the caller went away").Wrap(err)
 			}
 		}
@@ -418,7 +425,8 @@ func (s *Server) build(
 }
 
 func (s *Server) buildOn(
-	ctx context.Context, client *nodeclient.Client, nodeName string, m *pb.ImportImageRequest, tell func(*pb.ImportProgress),
+	ctx context.Context, client *nodeclient.Client, nodeName string, m *pb.ImportImageRequest,
+	tell func(*pb.ImportProgress),
 ) (*nodev1.Built, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

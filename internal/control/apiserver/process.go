@@ -33,11 +33,13 @@ func (p processes) Attach(
 	return passDown(ctx, p.s, r, down, reads, processLine, processClient.Attach)
 }
 
-func (p processes) SendInput(ctx context.Context, r request[pb.SendInputRequest]) (response[pb.SendInputResponse], error) {
+func (p processes) SendInput(ctx context.Context, r request[pb.SendInputRequest]) (response[pb.SendInputResponse],
+	error) {
 	return pass(ctx, p.s, r, changes, processLine, processClient.SendInput)
 }
 
-func (p processes) CloseInput(ctx context.Context, r request[pb.CloseInputRequest]) (response[pb.CloseInputResponse], error) {
+func (p processes) CloseInput(ctx context.Context, r request[pb.CloseInputRequest]) (response[pb.CloseInputResponse],
+	error) {
 	return pass(ctx, p.s, r, changes, processLine, processClient.CloseInput)
 }
 
@@ -45,6 +47,7 @@ func (p processes) Signal(ctx context.Context, r request[pb.SignalRequest]) (res
 	return pass(ctx, p.s, r, changes, processLine, processClient.Signal)
 }
 
-func (p processes) List(ctx context.Context, r request[pb.ListProcessesRequest]) (response[pb.ListProcessesResponse], error) {
+func (p processes) List(ctx context.Context, r request[pb.ListProcessesRequest]) (response[pb.ListProcessesResponse],
+	error) {
 	return pass(ctx, p.s, r, reads, processLine, processClient.List)
 }

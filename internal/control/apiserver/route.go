@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -234,9 +235,8 @@ func passUp[C, Req, Res any](
 	defer stop()
 	down := do(of(l.Client), ctx)
 	speak(down.RequestHeader(), caller(ctx))
-	if err := forward(up, down); err != nil {
-		stop() // before anything could be taken for the end
-		_, _ = down.CloseAndReceive()
+	if err := forward(ctx, up, down); err != nil {
+		abort(stop, down)
 		return nil, brokenUpload(err)
 	}
 	resp, err := down.CloseAndReceive()
@@ -246,16 +246,36 @@ func passUp[C, Req, Res any](
 	return connect.NewResponse(resp.Msg), nil
 }
 
-// forward sends the message that up holds and all that follow. It returns what broke up; that the node has answered
-// early is no error here, since the answer tells it.
-func forward[Req, Res any](up *connect.ClientStream[Req], down *connect.ClientStreamForClient[Req, Res]) error {
+// forward sends the message that up holds and all that follow. nil means that up has ended well or that the node has
+// answered early, so that its answer is to be read; after any other error the stream must be aborted.
+func forward[Req, Res any](
+	ctx context.Context, up *connect.ClientStream[Req], down *connect.ClientStreamForClient[Req, Res],
+) error {
 	for {
 		if err := down.Send(up.Msg()); err != nil {
-			return nil
+			return early(ctx, err)
 		}
 		if !up.Receive() {
 			return up.Err()
 		}
+	}
+}
+
+// early judges a failed send to a node: nil when the node has answered already. When our caller has gone it is no such
+// answer, though it looks the same: closing the stream in good order would then end half a file like a whole one.
+func early(ctx context.Context, err error) error {
+	if errors.Is(err, io.EOF) && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// abort breaks a stream to a node: cancelled first, its end is none in good order (package nodeclient).
+func abort[Req, Res any](stop context.CancelFunc, down *connect.ClientStreamForClient[Req, Res]) {
+	stop()
+	if conn, err := down.Conn(); err == nil {
+		_ = conn.CloseRequest()
+		_ = conn.CloseResponse()
 	}
 }
 
@@ -268,7 +288,8 @@ func brokenUpload(err error) error {
 	if e, ok := errors.AsType[*errdefs.Error](err); ok {
 		return e
 	}
-	if ce, ok := errors.AsType[*connect.Error](err); ok && ce.Code() != connect.CodeUnknown && ce.Code() != connect.CodeCanceled {
+	if ce, ok := errors.AsType[*connect.Error](err); ok && ce.Code() != connect.CodeUnknown &&
+		ce.Code() != connect.CodeCanceled {
 		return fmt.Errorf("the stream broke: %w", ce)
 	}
 	return errdefs.New(errdefs.Canceled, "", "the stream broke, nothing was changed").Wrap(err)

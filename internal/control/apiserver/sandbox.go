@@ -123,7 +123,8 @@ func eachInFlight[T any](ctx context.Context, n int, do func(int) T, send func(T
 func (h sandboxes) Get(ctx context.Context, r request[pb.GetSandboxRequest]) (response[pb.GetSandboxResponse], error) {
 	who := caller(ctx)
 	id := r.Msg.GetId()
-	if sb, ok := h.s.watcher.Sandbox(id); ok && sandboxpb.Over(sb.GetState()) && sandboxpb.Covers(who.Covers, sb.GetProject()) {
+	if sb, ok := h.s.watcher.Sandbox(id); ok && sandboxpb.Over(sb.GetState()) && sandboxpb.Covers(who.Covers,
+		sb.GetProject()) {
 		return connect.NewResponse(&pb.GetSandboxResponse{Sandbox: sb}), nil
 	}
 	l, err := h.s.route(ctx, id)
@@ -224,12 +225,14 @@ func (h sandboxes) StopMany(
 	ids, labels := r.Msg.GetIds(), r.Msg.GetLabels()
 	switch {
 	case len(ids) > 0 && len(labels) > 0:
-		return errdefs.New(errdefs.Invalid, "", "labels: go with no ids").WithField("labels", "").WithHint("Give one of the two")
+		return errdefs.New(errdefs.Invalid, "", "labels: go with no ids").WithField("labels",
+			"").WithHint("Give one of the two")
 	case len(ids) == 0 && len(labels) == 0:
 		return errdefs.New(errdefs.Invalid, "", "ids: none, and no labels").WithField("ids", "").
 			WithHint("List what to stop: sandsea ls")
 	case len(ids) > maxBatch:
-		return errdefs.New(errdefs.Invalid, "", "ids: %d", len(ids)).WithField("ids", "10000").WithHint("Send several requests")
+		return errdefs.New(errdefs.Invalid, "", "ids: %d", len(ids)).WithField("ids",
+			"10000").WithHint("Send several requests")
 	case len(labels) > 0:
 		f := filter{who: caller(ctx), labels: labels}
 		for _, sb := range h.s.watcher.Sandboxes(false) {
@@ -250,7 +253,8 @@ func (h sandboxes) StopMany(
 	}, down.Send)
 }
 
-func (h sandboxes) Stop(ctx context.Context, r request[pb.StopSandboxRequest]) (response[pb.StopSandboxResponse], error) {
+func (h sandboxes) Stop(ctx context.Context, r request[pb.StopSandboxRequest]) (response[pb.StopSandboxResponse],
+	error) {
 	sb, err := h.s.stop(ctx, r.Msg.GetId(), r.Msg.GetGraceMs())
 	if err != nil {
 		return nil, err
@@ -265,7 +269,8 @@ func (s *Server) stop(ctx context.Context, id string, graceMs int64) (*pb.Sandbo
 		return nil, errdefs.New(errdefs.Invalid, "", "grace_ms: %d is not between 0 and 5 minutes", graceMs).
 			WithField("grace_ms", "5 min").WithHint("Give at most 5 minutes")
 	}
-	if sb, ok := s.watcher.Sandbox(id); ok && sandboxpb.Over(sb.GetState()) && sandboxpb.Covers(who.Covers, sb.GetProject()) {
+	if sb, ok := s.watcher.Sandbox(id); ok && sandboxpb.Over(sb.GetState()) && sandboxpb.Covers(who.Covers,
+		sb.GetProject()) {
 		return sb, nil
 	}
 	l, err := s.route(ctx, id)
@@ -284,7 +289,8 @@ func (s *Server) stop(ctx context.Context, id string, graceMs int64) (*pb.Sandbo
 	return s.afterlife(ctx, l, s.answer(ctx, l, err, changes))
 }
 
-func (h sandboxes) ExtendTTL(ctx context.Context, r request[pb.ExtendTTLRequest]) (response[pb.ExtendTTLResponse], error) {
+func (h sandboxes) ExtendTTL(ctx context.Context, r request[pb.ExtendTTLRequest]) (response[pb.ExtendTTLResponse],
+	error) {
 	const most = int64(sandbox.MaxTTL / time.Millisecond)
 	if ms := r.Msg.GetTtlMs(); ms <= 0 || ms > most {
 		return nil, errdefs.New(errdefs.Invalid, "", "ttl_ms: %d is not above 0 and at most 30 days", ms).
@@ -341,7 +347,8 @@ func newest(a, b *pb.Sandbox) int {
 
 // pageToken names the last sandbox of a page by its place in the order.
 func pageToken(sb *pb.Sandbox) string {
-	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%s", sb.GetCreatedAt().AsTime().UnixNano(), sb.GetId()))
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%s", sb.GetCreatedAt().AsTime().UnixNano(),
+		sb.GetId()))
 }
 
 func parseToken(token string) (*pb.Sandbox, error) {

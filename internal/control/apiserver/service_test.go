@@ -61,7 +61,8 @@ func TestListFiltersAndPages(t *testing.T) {
 		t.Errorf("by label: %d, want 11", l.GetTotal())
 	}
 	for _, prefix := range []string{ids[3][:8], ids[3][1:8], ids[3]} {
-		if l := c.list(t, &pb.ListSandboxesRequest{IdPrefix: prefix}); l.GetTotal() != 1 || l.GetSandboxes()[0].GetId() != ids[3] {
+		if l := c.list(t, &pb.ListSandboxesRequest{IdPrefix: prefix}); l.GetTotal() != 1 ||
+			l.GetSandboxes()[0].GetId() != ids[3] {
 			t.Errorf("by prefix %s: %v", prefix, l)
 		}
 	}
@@ -104,7 +105,8 @@ func TestStopIsIdempotent(t *testing.T) {
 	for range 3 {
 		h.edges[0].Forget()
 		again, err := stop(sb.GetId())
-		if err != nil || again.GetEnd().GetCause() != "stopped" || !again.GetEnd().GetAt().AsTime().Equal(first.GetEnd().GetAt().AsTime()) {
+		if err != nil || again.GetEnd().GetCause() != "stopped" ||
+			!again.GetEnd().GetAt().AsTime().Equal(first.GetEnd().GetAt().AsTime()) {
 			t.Errorf("again: %v, %v", again, err)
 		}
 	}
@@ -113,7 +115,8 @@ func TestStopIsIdempotent(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = stop(string(ghost))
-	if e := kindIs(t, err, errdefs.NotFound); e.Error() != "sandbox "+ghost.Short()+": none in project default. All: sandsea ls --all" {
+	if e := kindIs(t, err,
+		errdefs.NotFound); e.Error() != "sandbox "+ghost.Short()+": none in project default. All: sandsea ls --all" {
 		t.Errorf("got %v", e)
 	}
 	nowhere, err := sandbox.Mint(99, strings.NewReader(strings.Repeat("x", 64)))
@@ -256,29 +259,40 @@ func TestBrokenUploadChangesNothing(t *testing.T) {
 	h := newHouse(t, 1)
 	c := h.admin()
 	sb := c.create(t, "")
-	var broken atomic.Bool
+	var began, broken atomic.Bool
 	h.edges[0].After(func(call string) error {
-		if call == "write broken" {
+		switch call {
+		case "write began":
+			began.Store(true)
+		case "write broken":
 			broken.Store(true)
 		}
 		return nil
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	up := c.files.Write(ctx)
-	if err := up.Send(&pb.WriteFileRequest{Header: &pb.WriteFileHeader{Id: sb.GetId(), Path: "/half"}, Data: make([]byte, 1<<20)}); err != nil {
+	if err := up.Send(&pb.WriteFileRequest{Header: &pb.WriteFileHeader{Id: sb.GetId(), Path: "/half"}, Data: make([]byte,
+		1<<20)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := up.Send(&pb.WriteFileRequest{Data: make([]byte, 1<<20)}); err != nil {
 		t.Fatal(err)
 	}
+	until(t, "the node reads", began.Load)
 	cancel()
-	_, _ = up.CloseAndReceive()
+	conn, err := up.Conn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The test's own client must not end in good order either.
+	t.Cleanup(func() { _ = conn.CloseRequest() })
+	_ = conn.CloseResponse()
 	until(t, "the node sees a broken stream", broken.Load)
 	if _, ok := h.edges[0].File(sb.GetId(), "/half"); ok {
 		t.Error("half a file was taken for a whole one")
 	}
 	empty := c.files.Write(t.Context())
-	_, err := empty.CloseAndReceive()
+	_, err = empty.CloseAndReceive()
 	kindIs(t, errwire.FromConnect(err), errdefs.Invalid)
 	headless := c.files.Write(t.Context())
 	_ = headless.Send(&pb.WriteFileRequest{Data: []byte("x")})
@@ -341,11 +355,13 @@ func TestImages(t *testing.T) {
 		}
 	}
 	img, existed, stages, err := importImage(debian(""))
-	if err != nil || existed || stages == 0 || img.GetName() != "debian:bookworm+git" || img.GetConfig().GetUser() != "worker" {
+	if err != nil || existed || stages == 0 || img.GetName() != "debian:bookworm+git" ||
+		img.GetConfig().GetUser() != "worker" {
 		t.Fatalf("import: %v, existed %v, %d stages, %v", img, existed, stages, err)
 	}
 	again, existed, _, err := importImage(debian(""))
-	if err != nil || !existed || again.GetDigest() != img.GetDigest() || !again.GetCreatedAt().AsTime().Equal(img.GetCreatedAt().AsTime()) {
+	if err != nil || !existed || again.GetDigest() != img.GetDigest() ||
+		!again.GetCreatedAt().AsTime().Equal(img.GetCreatedAt().AsTime()) {
 		t.Errorf("again: %v, existed %v, %v", again, existed, err)
 	}
 	// New content under the same name replaces it.
@@ -386,7 +402,8 @@ func TestImages(t *testing.T) {
 	}
 	_, err = compose("env", "go")
 	kindIs(t, err, errdefs.AlreadyExists)
-	for _, name := range []string{"", "sha256:x", "-a", "a b", "a//b", "../x", "a/../b", "a\x00", strings.Repeat("a", 257)} {
+	for _, name := range []string{"", "sha256:x", "-a", "a b", "a//b", "../x", "a/../b", "a\x00", strings.Repeat("a",
+		257)} {
 		_, err := compose(name)
 		kindIs(t, err, errdefs.Invalid)
 	}
@@ -447,7 +464,8 @@ func TestUploadThenImportOnTheSameNode(t *testing.T) {
 		t.Fatalf("upload: %v, %v", sent, err)
 	}
 	for upload, want := range map[string]errdefs.Kind{
-		sent.Msg.GetUpload(): "", "1-none": errdefs.NotFound, "none": errdefs.Invalid, "77-x": errdefs.Unavailable, "-": errdefs.Invalid,
+		sent.Msg.GetUpload(): "", "1-none": errdefs.NotFound, "none": errdefs.Invalid, "77-x": errdefs.Unavailable,
+		"-": errdefs.Invalid,
 	} {
 		stream, err := c.images.Import(t.Context(), connect.NewRequest(&pb.ImportImageRequest{
 			Source: &pb.ImportImageRequest_Archive{Archive: &pb.ArchiveSource{Upload: upload}},

@@ -80,7 +80,8 @@ func New(cfg Config) *Edge {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	return &Edge{
-		cfg: cfg, incarnation: hex.EncodeToString(b[:]), epoch: 1, boxes: map[string]*pb.Sandbox{}, woken: make(chan struct{}),
+		cfg: cfg, incarnation: hex.EncodeToString(b[:]), epoch: 1, boxes: map[string]*pb.Sandbox{},
+		woken: make(chan struct{}),
 		files: map[string][]byte{}, ups: map[string][]byte{},
 	}
 }
@@ -254,7 +255,8 @@ func (e *Edge) setLocked(b *pb.Sandbox, what string) {
 }
 
 // Create makes a sandbox at once.
-func (e *Edge) Create(ctx context.Context, r *connect.Request[nodev1.CreateRequest]) (*connect.Response[nodev1.CreateResponse], error) {
+func (e *Edge) Create(ctx context.Context,
+	r *connect.Request[nodev1.CreateRequest]) (*connect.Response[nodev1.CreateResponse], error) {
 	if err := e.enter(ctx, "create", r.Header()); err != nil {
 		return nil, err
 	}
@@ -273,6 +275,11 @@ func (e *Edge) create(m *nodev1.CreateRequest) (*pb.Sandbox, error) {
 	defer e.mu.Unlock()
 	e.Creates++
 	if b := e.boxes[m.GetId()]; b != nil {
+		if sandboxpb.Over(b.GetState()) && b.GetReadyAt() == nil {
+			err := errdefs.New(errdefs.Refused, "", "it never was ready")
+			err.Cause = b.GetEnd().GetCause()
+			return nil, err
+		}
 		return b, nil
 	}
 	if id, err := sandbox.Parse(m.GetId()); err != nil || id.Node() != e.cfg.Number {
@@ -298,7 +305,8 @@ func (e *Edge) create(m *nodev1.CreateRequest) (*pb.Sandbox, error) {
 }
 
 // Get shows a sandbox.
-func (e *Edge) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (*connect.Response[nodev1.GetResponse], error) {
+func (e *Edge) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (*connect.Response[nodev1.GetResponse],
+	error) {
 	if err := e.enter(ctx, "get", r.Header()); err != nil {
 		return nil, err
 	}
@@ -310,7 +318,8 @@ func (e *Edge) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (
 }
 
 // Stop ends a sandbox and writes its end to the store.
-func (e *Edge) Stop(ctx context.Context, r *connect.Request[nodev1.StopRequest]) (*connect.Response[nodev1.StopResponse], error) {
+func (e *Edge) Stop(ctx context.Context,
+	r *connect.Request[nodev1.StopRequest]) (*connect.Response[nodev1.StopResponse], error) {
 	if err := e.enter(ctx, "stop", r.Header()); err != nil {
 		return nil, err
 	}
@@ -341,6 +350,16 @@ func (e *Edge) End(ctx context.Context, id, cause, by string) (*pb.Sandbox, erro
 	return b, err
 }
 
+// FailStart makes it so that a create began and came to nothing.
+func (e *Edge) FailStart(ctx context.Context, id, cause string) {
+	e.mu.Lock()
+	b := proto.CloneOf(e.boxes[id])
+	b.ReadyAt = nil
+	e.boxes[id] = b
+	e.mu.Unlock()
+	_, _ = e.End(ctx, id, cause, "platform")
+}
+
 // Forget drops ended sandboxes from the roster.
 func (e *Edge) Forget() {
 	e.mu.Lock()
@@ -353,7 +372,8 @@ func (e *Edge) Forget() {
 }
 
 // ExtendTTL moves the end.
-func (e *Edge) ExtendTTL(ctx context.Context, r *connect.Request[nodev1.ExtendTTLRequest]) (*connect.Response[nodev1.ExtendTTLResponse], error) {
+func (e *Edge) ExtendTTL(ctx context.Context,
+	r *connect.Request[nodev1.ExtendTTLRequest]) (*connect.Response[nodev1.ExtendTTLResponse], error) {
 	if err := e.enter(ctx, "extend", r.Header()); err != nil {
 		return nil, err
 	}
@@ -369,7 +389,8 @@ func (e *Edge) ExtendTTL(ctx context.Context, r *connect.Request[nodev1.ExtendTT
 }
 
 // Roster shows everything.
-func (e *Edge) Roster(ctx context.Context, r *connect.Request[nodev1.RosterRequest]) (*connect.Response[nodev1.RosterResponse], error) {
+func (e *Edge) Roster(ctx context.Context,
+	r *connect.Request[nodev1.RosterRequest]) (*connect.Response[nodev1.RosterResponse], error) {
 	if err := e.enter(ctx, "roster", r.Header()); err != nil {
 		return nil, err
 	}
@@ -378,13 +399,15 @@ func (e *Edge) Roster(ctx context.Context, r *connect.Request[nodev1.RosterReque
 	out := &nodev1.RosterResponse{
 		Seq: e.base + int64(len(e.events)), Incarnation: e.incarnation,
 		Node: &pb.Node{
-			Name: fmt.Sprintf("n%d", e.cfg.Number), Number: int64(e.cfg.Number), Epoch: e.epoch, Cpus: 2, MemoryBytes: e.cfg.Memory,
+			Name: fmt.Sprintf("n%d",
+				e.cfg.Number), Number: int64(e.cfg.Number), Epoch: e.epoch, Cpus: 2, MemoryBytes: e.cfg.Memory,
 			SandboxesMax: int64(e.cfg.Max), SandboxesRunning: int64(e.livingLocked()), Kernel: "6.18",
 		},
 	}
 	for _, f := range []string{
 		node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureDisk, node.FeatureOpenFiles, node.FeatureOutput,
-		node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork, node.FeatureDebian,
+		node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork,
+		node.FeatureDebian,
 	} {
 		status := node.OK
 		if slices.Contains(e.cfg.Lacks, f) {
@@ -399,7 +422,8 @@ func (e *Edge) Roster(ctx context.Context, r *connect.Request[nodev1.RosterReque
 }
 
 // Follow streams transitions.
-func (e *Edge) Follow(ctx context.Context, r *connect.Request[nodev1.FollowRequest], down *connect.ServerStream[nodev1.FollowResponse]) error {
+func (e *Edge) Follow(ctx context.Context, r *connect.Request[nodev1.FollowRequest],
+	down *connect.ServerStream[nodev1.FollowResponse]) error {
 	at := r.Msg.GetAfter()
 	for {
 		e.mu.Lock()
@@ -428,7 +452,8 @@ func (e *Edge) Follow(ctx context.Context, r *connect.Request[nodev1.FollowReque
 }
 
 // Build answers what Builds said.
-func (e *Edge) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest], down *connect.ServerStream[nodev1.BuildResponse]) error {
+func (e *Edge) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest],
+	down *connect.ServerStream[nodev1.BuildResponse]) error {
 	for i := range int64(3) {
 		p := &pb.ImportProgress{Stage: "write", Done: i, Total: 3, Unit: "bytes", Finished: i == 2}
 		if err := down.Send(&nodev1.BuildResponse{Event: &nodev1.BuildResponse_Progress{Progress: p}}); err != nil {
@@ -449,7 +474,8 @@ func (e *Edge) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest
 }
 
 // Upload keeps an archive.
-func (e *Edge) Upload(_ context.Context, up *connect.ClientStream[nodev1.UploadRequest]) (*connect.Response[nodev1.UploadResponse], error) {
+func (e *Edge) Upload(_ context.Context,
+	up *connect.ClientStream[nodev1.UploadRequest]) (*connect.Response[nodev1.UploadResponse], error) {
 	var b bytes.Buffer
 	for up.Receive() {
 		b.Write(up.Msg().GetData())
@@ -465,7 +491,8 @@ func (e *Edge) Upload(_ context.Context, up *connect.ClientStream[nodev1.UploadR
 }
 
 // Collect notes what is to be kept.
-func (e *Edge) Collect(_ context.Context, r *connect.Request[nodev1.CollectRequest]) (*connect.Response[nodev1.CollectResponse], error) {
+func (e *Edge) Collect(_ context.Context,
+	r *connect.Request[nodev1.CollectRequest]) (*connect.Response[nodev1.CollectResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.kept = append([]string{}, r.Msg.GetKeep()...)
@@ -478,7 +505,8 @@ type processes struct {
 	e *Edge
 }
 
-func (p processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (*connect.Response[pb.RunResponse], error) {
+func (p processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (*connect.Response[pb.RunResponse],
+	error) {
 	if err := p.e.enter(ctx, "run", r.Header()); err != nil {
 		return nil, err
 	}
@@ -492,7 +520,8 @@ func (p processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (
 	return connect.NewResponse(&pb.RunResponse{Number: 1, Result: &pb.Result{}, Stdout: []byte(out)}), nil
 }
 
-func (p processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest], down *connect.ServerStream[pb.StartResponse]) error {
+func (p processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest],
+	down *connect.ServerStream[pb.StartResponse]) error {
 	if err := p.e.enter(ctx, "start", r.Header()); err != nil {
 		return err
 	}
@@ -506,13 +535,15 @@ func (p processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest
 	if argv := r.Msg.GetCommand().GetArgv(); len(argv) > 0 && argv[0] == "yes" {
 		for off := int64(0); ; off += 64 << 10 {
 			data := &pb.OutputData{Stream: pb.Stream_STREAM_STDOUT, Offset: off, Data: yes}
-			if err := down.Send(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: data}}}); err != nil {
+			event := &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: data}}
+			if err := down.Send(&pb.StartResponse{Event: event}); err != nil {
 				_ = p.e.leave("start ended")
 				return err
 			}
 		}
 	}
-	return down.Send(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Exited{Exited: &pb.Process{Number: 1}}}})
+	exited := &pb.ProcessEvent{Event: &pb.ProcessEvent_Exited{Exited: &pb.Process{Number: 1}}}
+	return down.Send(&pb.StartResponse{Event: exited})
 }
 
 var yes = bytes.Repeat([]byte("y\n"), 32<<10)
@@ -523,7 +554,8 @@ type files struct {
 	e *Edge
 }
 
-func (f files) Write(_ context.Context, up *connect.ClientStream[pb.WriteFileRequest]) (*connect.Response[pb.WriteFileResponse], error) {
+func (f files) Write(_ context.Context,
+	up *connect.ClientStream[pb.WriteFileRequest]) (*connect.Response[pb.WriteFileResponse], error) {
 	var h *pb.WriteFileHeader
 	var b bytes.Buffer
 	for up.Receive() {
@@ -532,6 +564,7 @@ func (f files) Write(_ context.Context, up *connect.ClientStream[pb.WriteFileReq
 			if _, err := f.e.find(h.GetId(), up.RequestHeader()); err != nil {
 				return nil, err
 			}
+			_ = f.e.leave("write began")
 		}
 		b.Write(up.Msg().GetData())
 	}
@@ -553,7 +586,8 @@ func (e *Edge) File(id, path string) ([]byte, bool) {
 	return b, ok
 }
 
-func (f files) Read(_ context.Context, r *connect.Request[pb.ReadFileRequest], down *connect.ServerStream[pb.ReadFileResponse]) error {
+func (f files) Read(_ context.Context, r *connect.Request[pb.ReadFileRequest],
+	down *connect.ServerStream[pb.ReadFileResponse]) error {
 	if _, err := f.e.find(r.Msg.GetId(), r.Header()); err != nil {
 		return err
 	}

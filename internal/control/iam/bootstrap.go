@@ -65,7 +65,8 @@ func Bootstrap(ctx context.Context, s store.Store, file string) (FirstRun, error
 	case found:
 		return out, checkFile(ctx, s, m, file, token, cond)
 	case m.Written:
-		out.Lost = fmt.Sprintf("%s is missing and only its hash is kept. For a new token: install -m 600 /dev/null %s, then start again",
+		out.Lost = fmt.Sprintf("%s is missing and only its hash is kept. "+
+			"For a new token: install -m 600 /dev/null %s, then start again",
 			file, file)
 		return out, nil
 	}

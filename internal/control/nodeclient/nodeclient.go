@@ -9,6 +9,7 @@ package nodeclient
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -104,18 +105,41 @@ func (p *Pool) Close() {
 	}
 }
 
-// tokenAdder puts the shared secret on every request. It owns the requests: Connect makes each for one use.
+// tokenAdder puts the shared secret on every request and makes an abandoned stream end as what it is.
 type tokenAdder struct {
 	http.RoundTripper
 	token string
 }
 
 func (t tokenAdder) RoundTrip(r *http.Request) (*http.Response, error) {
+	streams := r.ContentLength < 0 && r.Body != nil
+	if t.token == "" && !streams {
+		return t.RoundTripper.RoundTrip(r)
+	}
+	r = r.Clone(r.Context())
 	if t.token != "" {
-		r = r.Clone(r.Context())
 		r.Header.Set(sandboxpb.NodeTokenHeader, t.token)
 	}
+	if streams {
+		r.Body = unbroken{r.Body, r.Context()}
+	}
 	return t.RoundTripper.RoundTrip(r)
+}
+
+// unbroken is the body of a stream to a node. Connect closes it in good order also when the call was cancelled, and
+// that may be faster than the end of the connection: the node would take half a file for a whole one. So an end after
+// the cancellation is an error, after which net/http drops the connection without the chunk that says "complete".
+type unbroken struct {
+	io.ReadCloser
+	ctx context.Context //nolint:containedctx // the request's own, for as long as its body is read
+}
+
+func (u unbroken) Read(p []byte) (int, error) {
+	n, err := u.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) && u.ctx.Err() != nil {
+		err = context.Cause(u.ctx)
+	}
+	return n, err
 }
 
 // Error turns what a call to the named node returned into its kind. A node's own answer passes as it is. Without an

@@ -53,8 +53,9 @@ const (
 
 var reasonText = [reasons]string{
 	tried: "refused it just now", cordoned: "cordoned", unreachable: "unreachable", memorySize: "too little memory",
-	cpuSize: "too few CPUs", pidsSize: "too few process ids", feature: "cannot enforce it", sandboxesFull: "at its sandbox limit",
-	memoryFull: "memory is promised", startsFull: "at its start limit",
+	cpuSize: "too few CPUs", pidsSize: "too few process ids", feature: "cannot enforce it",
+	sandboxesFull: "at its sandbox limit",
+	memoryFull:    "memory is promised", startsFull: "at its start limit",
 }
 
 // Pick samples K nodes that can serve the need and takes the least loaded after the overlay of own recent choices. Same
@@ -130,7 +131,8 @@ func judge(e *node.Entry, o *Overlay, n Need, not []node.Number, now time.Time) 
 		return unreachable, node.Feature{}, ""
 	case n.Memory > e.Capabilities.Memory:
 		return memorySize, node.Feature{}, ""
-	case e.Capabilities.CPUs > 0 && n.CPUMillis > int64(e.Capabilities.CPUs)*1000:
+	case e.Load.MaxCPUMillis > 0 && n.CPUMillis > e.Load.MaxCPUMillis:
+		// More CPUs than the node has are fine: a limit is a ceiling, and a node promises more than it has.
 		return cpuSize, node.Feature{}, ""
 	case e.Capabilities.PidMax > 0 && n.Pids > e.Capabilities.PidMax:
 		return pidsSize, node.Feature{}, ""
@@ -200,8 +202,8 @@ func explain(v node.View, n Need, whys [reasons]int, lacks node.Feature, field s
 		most := largest(v, func(e node.Entry) int64 { return e.Capabilities.Memory })
 		return tooLarge("memory", "limits.memory_bytes", Bytes(n.Memory), Bytes(most))
 	case whys[cpuSize] == total:
-		most := largest(v, func(e node.Entry) int64 { return int64(e.Capabilities.CPUs) })
-		return tooLarge("cpu", "limits.cpu_millis", trim(float64(n.CPUMillis)/1000), plural(most, "CPU"))
+		most := largest(v, func(e node.Entry) int64 { return e.Load.MaxCPUMillis })
+		return tooLarge("cpu", "limits.cpu_millis", trim(float64(n.CPUMillis)/1000), trim(float64(most)/1000)+" to promise")
 	case whys[pidsSize] == total:
 		most := largest(v, func(e node.Entry) int64 { return e.Capabilities.PidMax })
 		return tooLarge("pids", "limits.pids", strconv.FormatInt(n.Pids, 10), strconv.FormatInt(most, 10))

@@ -352,7 +352,8 @@ func (w *Watcher) roster(ctx context.Context, m *member) (*nodev1.RosterResponse
 		return nil, at, errdefs.New(errdefs.Internal, fmt.Sprintf("node %d", m.number), "answers as node %d", got)
 	}
 	if len(r.GetSandboxes()) > maxRoster {
-		return nil, at, errdefs.New(errdefs.Internal, fmt.Sprintf("node %d", m.number), "names %d sandboxes", len(r.GetSandboxes()))
+		return nil, at, errdefs.New(errdefs.Internal, fmt.Sprintf("node %d", m.number), "names %d sandboxes",
+			len(r.GetSandboxes()))
 	}
 	return r, at, nil
 }

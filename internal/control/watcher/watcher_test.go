@@ -130,7 +130,8 @@ func TestPictureIsBuiltFromTheNodesAloneAndFollowsThem(t *testing.T) {
 	for range 2 { // a second watcher, as after a restart, sees the same
 		wt := w.watch(t, 0)
 		v := wt.View()
-		if len(v.Nodes) != 3 || v.Nodes[2].Number != 3 || v.Nodes[0].Capabilities.CPUs != 2 || v.Nodes[0].Load.Sandboxes == 0 ||
+		if len(v.Nodes) != 3 || v.Nodes[2].Number != 3 || v.Nodes[0].Capabilities.CPUs != 2 ||
+			v.Nodes[0].Load.Sandboxes == 0 ||
 			!v.Nodes[0].Capabilities.Enforces(node.FeatureKill) || v.At.IsZero() {
 			t.Errorf("view: %+v", v)
 		}

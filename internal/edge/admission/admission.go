@@ -1,8 +1,8 @@
 // Package admission decides whether this node takes another sandbox.
 //
-// It keeps what is promised to sandboxes against what may be promised, and bounds how many starts are under way at once.
-// A refusal is errdefs.Refused and names the reason, the field and the bound; nothing is ever promised beyond a bound.
-// Everything may be called at once.
+// It keeps what is promised to sandboxes against what may be promised, and bounds how many starts are under way at
+// once. A refusal is errdefs.Refused and names the reason, the field and the bound; nothing is ever promised beyond a
+// bound. Everything may be called at once.
 package admission
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
-// Overcommit says how much more may be promised than there is, since sandboxes rarely use what they may. Zero fields take
-// the defaults.
+// Overcommit says how much more may be promised than there is, since sandboxes rarely use what they may. Zero fields
+// take the defaults.
 type Overcommit struct {
 	Memory float64
 	CPU    float64
@@ -99,8 +99,8 @@ func refused(field, limit, format string, args ...any) error {
 	return errdefs.New(errdefs.Refused, "node", "queue: "+format, args...).WithField(field, limit)
 }
 
-// Admit promises room for a sandbox and waits for its turn to start, as long as ctx lasts. The caller calls Started when
-// the start is decided and Release when the sandbox is gone.
+// Admit promises room for a sandbox and waits for its turn to start, as long as ctx lasts. The caller calls Started
+// when the start is decided and Release when the sandbox is gone.
 func (a *Admission) Admit(ctx context.Context, id sandbox.ID, l sandbox.Limits) (*Grant, error) {
 	free, err := a.diskFree()
 	if err != nil {

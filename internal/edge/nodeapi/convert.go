@@ -36,7 +36,8 @@ func (s *Server) sandbox(x runner.Snapshot) *sandseav1.Sandbox {
 // Sandbox is the message for a snapshot, without its node's name.
 func Sandbox(x runner.Snapshot) *sandseav1.Sandbox {
 	m := &sandseav1.Sandbox{
-		Id: string(x.ID), Project: x.Project, Spec: sandboxpb.FromSpec(x.Spec), State: sandboxpb.FromState(x.State, x.End.Cause),
+		Id: string(x.ID), Project: x.Project, Spec: sandboxpb.FromSpec(x.Spec),
+		State: sandboxpb.FromState(x.State, x.End.Cause),
 		Epoch: x.Epoch, CreatedAt: at(x.Created), ReadyAt: at(x.Ready), ExpiresAt: at(x.Expires),
 		Layers: sandboxpb.FromDigests(x.Layers), IdleForMs: x.IdleFor.Milliseconds(),
 	}
@@ -73,8 +74,9 @@ func (s *Server) node(all []runner.Snapshot) *sandseav1.Node {
 
 func fromCommand(m *sandseav1.Command) sessions.Command {
 	return sessions.Command{
-		Argv: m.GetArgv(), Env: m.GetEnv(), ReplaceEnv: m.GetEnvMode() == sandseav1.EnvMode_ENV_MODE_REPLACE, User: m.GetUser(),
-		Cwd: m.GetCwd(), MergeStderr: m.GetMergeStderr(), Timeout: milliseconds(m.GetTimeoutMs()),
+		Argv: m.GetArgv(), Env: m.GetEnv(), ReplaceEnv: m.GetEnvMode() == sandseav1.EnvMode_ENV_MODE_REPLACE,
+		User: m.GetUser(),
+		Cwd:  m.GetCwd(), MergeStderr: m.GetMergeStderr(), Timeout: milliseconds(m.GetTimeoutMs()),
 	}
 }
 
@@ -100,9 +102,11 @@ func toCommand(c sessions.Command) *sandseav1.Command {
 
 func toResult(r sessions.Result) *sandseav1.Result {
 	m := &sandseav1.Result{
-		ExitCode: int32(r.ExitCode), Signal: int32(r.Signal), SignalName: signalName(r.Signal), TimedOut: r.TimedOut, Oom: r.OOM,
+		ExitCode: int32(r.ExitCode), Signal: int32(r.Signal), SignalName: signalName(r.Signal), TimedOut: r.TimedOut,
+		Oom:       r.OOM,
 		Truncated: r.Truncated, StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, WallUs: r.Wall.Microseconds(),
-		CpuUs: r.CPU.Microseconds(), PeakMemoryBytes: r.PeakMemory, InfraError: valid(r.InfraError), PausedUs: r.Paused.Microseconds(),
+		CpuUs: r.CPU.Microseconds(), PeakMemoryBytes: r.PeakMemory, InfraError: valid(r.InfraError),
+		PausedUs: r.Paused.Microseconds(),
 	}
 	if f := r.StartFailure; f != nil {
 		m.StartFailure = &sandseav1.StartFailure{Kind: f.Kind, Message: valid(f.Message), Errno: int32(f.Errno)}
@@ -152,7 +156,8 @@ func toEvent(e sessions.Event) *sandseav1.ProcessEvent {
 
 func toInfo(f files.Info) *sandseav1.FileInfo {
 	m := &sandseav1.FileInfo{
-		Path: valid(f.Path), Size: f.Size, Mode: f.Mode, Uid: f.UID, Gid: f.GID, ModifiedAt: at(f.ModTime), Link: valid(f.Link),
+		Path: valid(f.Path), Size: f.Size, Mode: f.Mode, Uid: f.UID, Gid: f.GID, ModifiedAt: at(f.ModTime),
+		Link:  valid(f.Link),
 		Inode: f.Inode, Links: f.Links,
 	}
 	switch f.Type {
@@ -170,7 +175,8 @@ func toInfo(f files.Info) *sandseav1.FileInfo {
 
 // signalNames are Linux's, from 1 on.
 var signalNames = [...]string{
-	1: "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT",
+	1: "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+	"STKFLT",
 	"CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 }
 

@@ -25,7 +25,8 @@ import (
 // edgeService implements node.v1.EdgeService.
 type edgeService struct{ s *Server }
 
-func (e edgeService) Create(ctx context.Context, r *connect.Request[nodev1.CreateRequest]) (*connect.Response[nodev1.CreateResponse], error) {
+func (e edgeService) Create(ctx context.Context, r *connect.Request[nodev1.CreateRequest],
+) (*connect.Response[nodev1.CreateResponse], error) {
 	m := r.Msg
 	id, err := sandbox.Parse(m.GetId())
 	if err != nil {
@@ -33,10 +34,12 @@ func (e edgeService) Create(ctx context.Context, r *connect.Request[nodev1.Creat
 	}
 	self := e.s.cfg.Identity
 	if id.Node() != self.Number {
-		return nil, errdefs.New(errdefs.Invalid, "sandbox "+id.Short(), "its id names node %d, this is node %d", id.Node(), self.Number)
+		return nil, errdefs.New(errdefs.Invalid, "sandbox "+id.Short(), "its id names node %d, this is node %d",
+			id.Node(), self.Number)
 	}
 	if m.GetNodeEpoch() < self.Epoch {
-		return nil, errdefs.New(errdefs.Refused, "node "+self.Name, "epoch %d is over, this is %d", m.GetNodeEpoch(), self.Epoch)
+		return nil, errdefs.New(errdefs.Refused, "node "+self.Name, "epoch %d is over, this is %d",
+			m.GetNodeEpoch(), self.Epoch)
 	}
 	if m.GetProject() == "" {
 		return nil, errdefs.New(errdefs.Invalid, "", "project: is empty").WithField("project", "")
@@ -65,7 +68,8 @@ func (e edgeService) Create(ctx context.Context, r *connect.Request[nodev1.Creat
 	return connect.NewResponse(&nodev1.CreateResponse{Sandbox: e.s.sandbox(snap)}), nil
 }
 
-func (e edgeService) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (*connect.Response[nodev1.GetResponse], error) {
+func (e edgeService) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest],
+) (*connect.Response[nodev1.GetResponse], error) {
 	id, snap, err := e.s.visible(r.Header(), r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -83,7 +87,8 @@ func (e edgeService) Get(ctx context.Context, r *connect.Request[nodev1.GetReque
 	return connect.NewResponse(&nodev1.GetResponse{Sandbox: m}), nil
 }
 
-func (e edgeService) Stop(ctx context.Context, r *connect.Request[nodev1.StopRequest]) (*connect.Response[nodev1.StopResponse], error) {
+func (e edgeService) Stop(ctx context.Context, r *connect.Request[nodev1.StopRequest],
+) (*connect.Response[nodev1.StopResponse], error) {
 	id, _, err := e.s.visible(r.Header(), r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -99,7 +104,8 @@ func (e edgeService) Stop(ctx context.Context, r *connect.Request[nodev1.StopReq
 	return connect.NewResponse(&nodev1.StopResponse{Sandbox: e.s.sandbox(snap)}), nil
 }
 
-func (e edgeService) ExtendTTL(ctx context.Context, r *connect.Request[nodev1.ExtendTTLRequest]) (*connect.Response[nodev1.ExtendTTLResponse], error) {
+func (e edgeService) ExtendTTL(ctx context.Context, r *connect.Request[nodev1.ExtendTTLRequest],
+) (*connect.Response[nodev1.ExtendTTLResponse], error) {
 	id, _, err := e.s.visible(r.Header(), r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -117,7 +123,8 @@ func milliseconds(ms int64) time.Duration {
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
-func (e edgeService) Roster(context.Context, *connect.Request[nodev1.RosterRequest]) (*connect.Response[nodev1.RosterResponse], error) {
+func (e edgeService) Roster(context.Context, *connect.Request[nodev1.RosterRequest],
+) (*connect.Response[nodev1.RosterResponse], error) {
 	all, seq := e.s.cfg.Runner.Roster()
 	out := &nodev1.RosterResponse{Seq: seq, Incarnation: e.s.cfg.Runner.Incarnation(), Node: e.s.node(all)}
 	for _, snap := range all {
@@ -126,7 +133,9 @@ func (e edgeService) Roster(context.Context, *connect.Request[nodev1.RosterReque
 	return connect.NewResponse(out), nil
 }
 
-func (e edgeService) Follow(ctx context.Context, r *connect.Request[nodev1.FollowRequest], st *connect.ServerStream[nodev1.FollowResponse]) error {
+func (e edgeService) Follow(ctx context.Context, r *connect.Request[nodev1.FollowRequest],
+	st *connect.ServerStream[nodev1.FollowResponse],
+) error {
 	gone := func(why string) error { return connect.NewError(connect.CodeOutOfRange, errors.New(why)) }
 	if r.Msg.GetIncarnation() != e.s.cfg.Runner.Incarnation() {
 		return gone("the edge has restarted: take the roster")
@@ -168,7 +177,9 @@ func (e edgeService) builder() (Builder, error) {
 	return e.s.cfg.Builder, nil
 }
 
-func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest], st *connect.ServerStream[nodev1.BuildResponse]) error {
+func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest],
+	st *connect.ServerStream[nodev1.BuildResponse],
+) error {
 	b, err := e.builder()
 	if err != nil {
 		return err
@@ -227,7 +238,8 @@ func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildR
 	}
 }
 
-func runImport(ctx context.Context, b Builder, m *sandseav1.ImportImageRequest, report build.Report) (build.Result, error) {
+func runImport(ctx context.Context, b Builder, m *sandseav1.ImportImageRequest, report build.Report,
+) (build.Result, error) {
 	switch src := m.GetSource().(type) {
 	case *sandseav1.ImportImageRequest_Debian:
 		return b.Debian(ctx, build.DebianOptions{
@@ -240,7 +252,8 @@ func runImport(ctx context.Context, b Builder, m *sandseav1.ImportImageRequest, 
 		WithHint("Give debian or archive")
 }
 
-func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, report build.Report) (build.Result, error) {
+func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, report build.Report,
+) (build.Result, error) {
 	f, err := b.Uploads().Open(m.GetUpload())
 	if err != nil {
 		return build.Result{}, err
@@ -251,8 +264,9 @@ func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, r
 		return build.Result{}, fmt.Errorf("size of an upload: %w", err)
 	}
 	o := build.ArchiveOptions{
-		Key: fmt.Sprint(m.GetUpload(), " ", m.GetFormat(), " ", m.GetReference()), Size: fi.Size(), Reference: m.GetReference(),
-		Report: report,
+		Key: fmt.Sprint(m.GetUpload(), " ", m.GetFormat(), " ", m.GetReference()), Size: fi.Size(),
+		Reference: m.GetReference(),
+		Report:    report,
 	}
 	switch m.GetFormat() {
 	case sandseav1.ArchiveFormat_ARCHIVE_FORMAT_OCI:
@@ -264,7 +278,8 @@ func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, r
 		WithField("source.archive.format", "").WithHint("Use rootfs or OCI")
 }
 
-func (e edgeService) Upload(ctx context.Context, st *connect.ClientStream[nodev1.UploadRequest]) (*connect.Response[nodev1.UploadResponse], error) {
+func (e edgeService) Upload(ctx context.Context, st *connect.ClientStream[nodev1.UploadRequest],
+) (*connect.Response[nodev1.UploadResponse], error) {
 	b, err := e.builder()
 	if err != nil {
 		return nil, err
@@ -282,7 +297,8 @@ func (e edgeService) Upload(ctx context.Context, st *connect.ClientStream[nodev1
 }
 
 // Collect keeps what the request lists and what sandboxes of this node use.
-func (e edgeService) Collect(ctx context.Context, r *connect.Request[nodev1.CollectRequest]) (*connect.Response[nodev1.CollectResponse], error) {
+func (e edgeService) Collect(ctx context.Context, r *connect.Request[nodev1.CollectRequest],
+) (*connect.Response[nodev1.CollectResponse], error) {
 	b, err := e.builder()
 	if err != nil {
 		return nil, err

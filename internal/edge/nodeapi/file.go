@@ -18,7 +18,8 @@ import (
 type fileService struct{ s *Server }
 
 // view begins a file call; done ends it.
-func (f fileService) view(ctx context.Context, procedure string, h http.Header, id, user string) (v *files.View, done func(), err error) {
+func (f fileService) view(ctx context.Context, procedure string, h http.Header, id, user string,
+) (v *files.View, done func(), err error) {
 	u, err := f.s.open(procedure, h, id)
 	if err != nil {
 		return nil, nil, err
@@ -31,18 +32,21 @@ func (f fileService) view(ctx context.Context, procedure string, h http.Header, 
 	return v, u.Done, nil
 }
 
-func (f fileService) Read(ctx context.Context, r *connect.Request[sandseav1.ReadFileRequest], st *connect.ServerStream[sandseav1.ReadFileResponse]) error {
+func (f fileService) Read(ctx context.Context, r *connect.Request[sandseav1.ReadFileRequest],
+	st *connect.ServerStream[sandseav1.ReadFileResponse],
+) error {
 	m := r.Msg
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), m.GetId(), m.GetUser())
 	if err != nil {
 		return err
 	}
 	defer done()
-	rd, err := v.Read(ctx, m.GetPath(), files.Range{Offset: m.GetOffset(), Length: m.GetLength(), MaxBytes: m.GetMaxBytes()})
+	part := files.Range{Offset: m.GetOffset(), Length: m.GetLength(), MaxBytes: m.GetMaxBytes()}
+	rd, err := v.Read(ctx, m.GetPath(), part)
 	if err != nil {
 		return err
 	}
-	defer rd.Close()
+	defer func() { _ = rd.Close() }()
 	info := toInfo(rd.Info())
 	buf := make([]byte, chunk)
 	for {
@@ -68,7 +72,8 @@ func noHeader() error {
 		WithHint("Send the header first")
 }
 
-func (f fileService) Write(ctx context.Context, st *connect.ClientStream[sandseav1.WriteFileRequest]) (*connect.Response[sandseav1.WriteFileResponse], error) {
+func (f fileService) Write(ctx context.Context, st *connect.ClientStream[sandseav1.WriteFileRequest],
+) (*connect.Response[sandseav1.WriteFileResponse], error) {
 	if !st.Receive() {
 		return nil, errors.Join(noHeader(), st.Err())
 	}
@@ -94,7 +99,8 @@ func (f fileService) Write(ctx context.Context, st *connect.ClientStream[sandsea
 	return connect.NewResponse(&sandseav1.WriteFileResponse{Info: toInfo(info)}), nil
 }
 
-func (f fileService) Stat(ctx context.Context, r *connect.Request[sandseav1.StatFileRequest]) (*connect.Response[sandseav1.StatFileResponse], error) {
+func (f fileService) Stat(ctx context.Context, r *connect.Request[sandseav1.StatFileRequest],
+) (*connect.Response[sandseav1.StatFileResponse], error) {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return nil, err
@@ -107,7 +113,9 @@ func (f fileService) Stat(ctx context.Context, r *connect.Request[sandseav1.Stat
 	return connect.NewResponse(&sandseav1.StatFileResponse{Info: toInfo(info)}), nil
 }
 
-func (f fileService) List(ctx context.Context, r *connect.Request[sandseav1.ListFilesRequest], st *connect.ServerStream[sandseav1.ListFilesResponse]) error {
+func (f fileService) List(ctx context.Context, r *connect.Request[sandseav1.ListFilesRequest],
+	st *connect.ServerStream[sandseav1.ListFilesResponse],
+) error {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return err
@@ -128,7 +136,8 @@ func (f fileService) List(ctx context.Context, r *connect.Request[sandseav1.List
 	return nil
 }
 
-func (f fileService) MakeDir(ctx context.Context, r *connect.Request[sandseav1.MakeDirRequest]) (*connect.Response[sandseav1.MakeDirResponse], error) {
+func (f fileService) MakeDir(ctx context.Context, r *connect.Request[sandseav1.MakeDirRequest],
+) (*connect.Response[sandseav1.MakeDirResponse], error) {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return nil, err
@@ -140,7 +149,8 @@ func (f fileService) MakeDir(ctx context.Context, r *connect.Request[sandseav1.M
 	return connect.NewResponse(&sandseav1.MakeDirResponse{}), nil
 }
 
-func (f fileService) Move(ctx context.Context, r *connect.Request[sandseav1.MoveFileRequest]) (*connect.Response[sandseav1.MoveFileResponse], error) {
+func (f fileService) Move(ctx context.Context, r *connect.Request[sandseav1.MoveFileRequest],
+) (*connect.Response[sandseav1.MoveFileResponse], error) {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return nil, err
@@ -152,7 +162,8 @@ func (f fileService) Move(ctx context.Context, r *connect.Request[sandseav1.Move
 	return connect.NewResponse(&sandseav1.MoveFileResponse{}), nil
 }
 
-func (f fileService) Remove(ctx context.Context, r *connect.Request[sandseav1.RemoveFileRequest]) (*connect.Response[sandseav1.RemoveFileResponse], error) {
+func (f fileService) Remove(ctx context.Context, r *connect.Request[sandseav1.RemoveFileRequest],
+) (*connect.Response[sandseav1.RemoveFileResponse], error) {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return nil, err
@@ -164,7 +175,8 @@ func (f fileService) Remove(ctx context.Context, r *connect.Request[sandseav1.Re
 	return connect.NewResponse(&sandseav1.RemoveFileResponse{}), nil
 }
 
-func (f fileService) UploadTar(ctx context.Context, st *connect.ClientStream[sandseav1.UploadTarRequest]) (*connect.Response[sandseav1.UploadTarResponse], error) {
+func (f fileService) UploadTar(ctx context.Context, st *connect.ClientStream[sandseav1.UploadTarRequest],
+) (*connect.Response[sandseav1.UploadTarResponse], error) {
 	if !st.Receive() {
 		return nil, errors.Join(noHeader(), st.Err())
 	}
@@ -201,7 +213,9 @@ func (s tarSink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (f fileService) DownloadTar(ctx context.Context, r *connect.Request[sandseav1.DownloadTarRequest], st *connect.ServerStream[sandseav1.DownloadTarResponse]) error {
+func (f fileService) DownloadTar(ctx context.Context, r *connect.Request[sandseav1.DownloadTarRequest],
+	st *connect.ServerStream[sandseav1.DownloadTarResponse],
+) error {
 	v, done, err := f.view(ctx, r.Spec().Procedure, r.Header(), r.Msg.GetId(), r.Msg.GetUser())
 	if err != nil {
 		return err

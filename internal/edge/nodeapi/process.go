@@ -19,7 +19,8 @@ func opened[T any](s *Server, r *connect.Request[T], id string) (*runner.Use, er
 	return s.open(r.Spec().Procedure, r.Header(), id)
 }
 
-func (p processService) Run(ctx context.Context, r *connect.Request[sandseav1.RunRequest]) (*connect.Response[sandseav1.RunResponse], error) {
+func (p processService) Run(ctx context.Context, r *connect.Request[sandseav1.RunRequest],
+) (*connect.Response[sandseav1.RunResponse], error) {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -47,7 +48,9 @@ func inline(in follow.Inline) (data []byte, gap, gapAt int64) {
 	return append(in.Head, in.Tail...), in.Gap, int64(len(in.Head))
 }
 
-func (p processService) Start(ctx context.Context, r *connect.Request[sandseav1.StartRequest], st *connect.ServerStream[sandseav1.StartResponse]) error {
+func (p processService) Start(ctx context.Context, r *connect.Request[sandseav1.StartRequest],
+	st *connect.ServerStream[sandseav1.StartResponse],
+) error {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return err
@@ -66,7 +69,9 @@ func (p processService) Start(ctx context.Context, r *connect.Request[sandseav1.
 	return nil
 }
 
-func (p processService) Attach(ctx context.Context, r *connect.Request[sandseav1.AttachRequest], st *connect.ServerStream[sandseav1.AttachResponse]) error {
+func (p processService) Attach(ctx context.Context, r *connect.Request[sandseav1.AttachRequest],
+	st *connect.ServerStream[sandseav1.AttachResponse],
+) error {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return err
@@ -84,7 +89,8 @@ func (p processService) Attach(ctx context.Context, r *connect.Request[sandseav1
 	return nil
 }
 
-func (p processService) SendInput(ctx context.Context, r *connect.Request[sandseav1.SendInputRequest]) (*connect.Response[sandseav1.SendInputResponse], error) {
+func (p processService) SendInput(ctx context.Context, r *connect.Request[sandseav1.SendInputRequest],
+) (*connect.Response[sandseav1.SendInputResponse], error) {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -97,7 +103,8 @@ func (p processService) SendInput(ctx context.Context, r *connect.Request[sandse
 	return connect.NewResponse(&sandseav1.SendInputResponse{NextOffset: next}), nil
 }
 
-func (p processService) CloseInput(ctx context.Context, r *connect.Request[sandseav1.CloseInputRequest]) (*connect.Response[sandseav1.CloseInputResponse], error) {
+func (p processService) CloseInput(ctx context.Context, r *connect.Request[sandseav1.CloseInputRequest],
+) (*connect.Response[sandseav1.CloseInputResponse], error) {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -109,7 +116,8 @@ func (p processService) CloseInput(ctx context.Context, r *connect.Request[sands
 	return connect.NewResponse(&sandseav1.CloseInputResponse{}), nil
 }
 
-func (p processService) Signal(ctx context.Context, r *connect.Request[sandseav1.SignalRequest]) (*connect.Response[sandseav1.SignalResponse], error) {
+func (p processService) Signal(ctx context.Context, r *connect.Request[sandseav1.SignalRequest],
+) (*connect.Response[sandseav1.SignalResponse], error) {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -121,7 +129,8 @@ func (p processService) Signal(ctx context.Context, r *connect.Request[sandseav1
 	return connect.NewResponse(&sandseav1.SignalResponse{}), nil
 }
 
-func (p processService) List(_ context.Context, r *connect.Request[sandseav1.ListProcessesRequest]) (*connect.Response[sandseav1.ListProcessesResponse], error) {
+func (p processService) List(_ context.Context, r *connect.Request[sandseav1.ListProcessesRequest],
+) (*connect.Response[sandseav1.ListProcessesResponse], error) {
 	u, err := opened(p.s, r, r.Msg.GetId())
 	if err != nil {
 		return nil, err

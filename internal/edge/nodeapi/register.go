@@ -55,8 +55,8 @@ type given struct {
 }
 
 // Identify asks the store for this node's number, once in the life of a data directory, and for its epoch, which rises
-// when the node's sandboxes cannot have survived: another boot or another machine. dir keeps the answer in node.json, so
-// that ids stay true even when the store starts anew.
+// when the node's sandboxes cannot have survived: another boot or another machine. dir keeps the answer in node.json,
+// so that ids stay true even when the store starts anew.
 func Identify(ctx context.Context, s store.Store, dir string, m Machine) (Identity, error) {
 	saved, err := readGiven(filepath.Join(dir, nodeFile), m.DataID)
 	if err != nil {
@@ -205,8 +205,10 @@ func Register(ctx context.Context, s store.Store, m Machine, id Identity, log *s
 				ready = nil
 			}
 		})
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return nil
+		default:
 		}
 		if errors.Is(err, errdefs.FailedPrecondition) {
 			return err
@@ -236,11 +238,13 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 		}
 	}
 	if g.Epoch != id.Epoch || g.Number != id.Number {
-		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "was fenced: the store says number %d and epoch %d", g.Number, g.Epoch).
+		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "was fenced: the store says number %d and epoch %d",
+			g.Number, g.Epoch).
 			WithHint("Start sandsea edge again")
 	}
 	value, err := json.Marshal(registration{
-		Number: id.Number, Name: id.Name, Address: m.Address, Epoch: id.Epoch, Boot: m.Boot, Machine: m.Machine, DataID: m.DataID,
+		Number: id.Number, Name: id.Name, Address: m.Address, Epoch: id.Epoch, Boot: m.Boot, Machine: m.Machine,
+		DataID: m.DataID,
 	})
 	if err != nil {
 		return err
@@ -250,7 +254,7 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 		return err
 	}
 	defer func() {
-		rctx, stop := context.WithTimeout(context.WithoutCancel(ctx), revokeLimit)
+		rctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), revokeLimit, errdefs.Deadline)
 		defer stop()
 		_ = lease.Revoke(rctx) // else it lapses
 	}()

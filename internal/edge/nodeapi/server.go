@@ -1,9 +1,9 @@
 // Package nodeapi is the node's door: node.v1 for the servers and, beside it, the process and file services of its
 // sandboxes; and the node's registration in the store.
 //
-// It owns the translation between messages and the Runner, the check of project, epoch and token, and the table that says
-// which call wakes a sandbox. It decides nothing about sandboxes. A sandbox outside the caller's projects is NotFound,
-// with the same words as one that never was. Errors carry the kinds of api/errdefs.
+// It owns the translation between messages and the Runner, the check of project, epoch and token, and the table that
+// says which call wakes a sandbox. It decides nothing about sandboxes. A sandbox outside the caller's projects is
+// NotFound, with the same words as one that never was. Errors carry the kinds of api/errdefs.
 //
 // Handlers may run at once in any number. A slow reader of a stream holds up its own handler only; nothing here has a
 // time limit of its own but the reading of request headers.
@@ -101,8 +101,8 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// ListenUnix makes the socket, mode 0600, whose connections must come from root or from the edge's own user. A file that
-// is left of an edge before is replaced.
+// ListenUnix makes the socket, mode 0600, whose connections must come from root or from the edge's own user. A file
+// that is left of an edge before is replaced.
 func ListenUnix(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old socket %s: %w", path, err)
@@ -158,8 +158,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	return nil
 }
 
-// Shutdown closes the listeners and gives calls in flight until ctx ends. Commands of those that are cut then go on: the
-// Runner is told before.
+// Shutdown closes the listeners and gives calls in flight until ctx ends. Commands of those that are cut then go on:
+// the Runner is told before.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.cfg.Runner.Leave()
 	err := s.srv.Shutdown(ctx)
@@ -217,6 +217,8 @@ func waking(procedure string) (wakes, ok bool) {
 		sandseav1connect.ProcessServiceCloseInputProcedure,
 		sandseav1connect.ProcessServiceSignalProcedure,
 		sandseav1connect.FileServiceReadProcedure,
+		sandseav1connect.FileServiceStatProcedure,
+		sandseav1connect.FileServiceListProcedure,
 		sandseav1connect.FileServiceWriteProcedure,
 		sandseav1connect.FileServiceMakeDirProcedure,
 		sandseav1connect.FileServiceMoveProcedure,
@@ -226,8 +228,6 @@ func waking(procedure string) (wakes, ok bool) {
 		return true, true
 	case sandseav1connect.ProcessServiceAttachProcedure,
 		sandseav1connect.ProcessServiceListProcedure,
-		sandseav1connect.FileServiceStatProcedure,
-		sandseav1connect.FileServiceListProcedure,
 		nodev1connect.EdgeServiceCreateProcedure,
 		nodev1connect.EdgeServiceGetProcedure,
 		nodev1connect.EdgeServiceStopProcedure,

@@ -84,6 +84,7 @@ type box struct {
 	stored  chan struct{} // closed after the first attempt to tell the store, and in any case once it knows
 	fired   chan struct{} // closed when the keeper said that the hard end has come
 	built   chan struct{} // closed when the backend's Start has returned
+	idle    *idleClock
 
 	mu       sync.Mutex
 	rec      entry                   // guarded by mu
@@ -95,19 +96,17 @@ type box struct {
 	grant    *admission.Grant        // guarded by mu
 	pending  []sandbox.Action        // guarded by mu: found at recovery, to be performed
 	waiting  int                     // guarded by mu: callers of the create that wait
-	uses     int                     // guarded by mu: waking calls under way
-	running  int                     // guarded by mu: commands that run
-	lastUse  time.Time               // guarded by mu
-	idle     *time.Timer             // guarded by mu
 	isFired  bool                    // guarded by mu
 	isStored bool                    // guarded by mu: stored is closed
 }
 
 func newBox(r *Runner, rec entry) *box {
-	return &box{
+	b := &box{
 		r: r, id: rec.ID, rec: rec, started: make(chan struct{}), ended: make(chan struct{}), stored: make(chan struct{}),
-		fired: make(chan struct{}), built: make(chan struct{}), lastUse: r.cfg.Now(),
+		fired: make(chan struct{}), built: make(chan struct{}),
 	}
+	b.idle = newIdleClock(rec.Spec.Idle, r.cfg.Now, b.wentIdle)
+	return b
 }
 
 func (b *box) object() string { return "sandbox " + b.id.Short() }
@@ -131,8 +130,8 @@ func (b *box) snapshotLocked(now time.Time) Snapshot {
 		Epoch: rec.Epoch, Seq: rec.Seq, By: rec.By, Created: rec.Created, Ready: rec.Ready, Expires: rec.Expires,
 		Ended: rec.Ended, Enforcement: maps.Clone(rec.Enforcement),
 	}
-	if rec.State == sandbox.Running && b.uses == 0 && b.running == 0 {
-		s.IdleFor = max(now.Sub(b.lastUse), 0)
+	if rec.State == sandbox.Running {
+		s.IdleFor = b.idle.idleFor(now)
 	}
 	return s
 }
@@ -238,8 +237,9 @@ func (b *box) newTable() *sessions.Table {
 	return sessions.New(sessions.Config{
 		ID: string(b.id), Dir: r.cfg.Output, Env: image.MergeEnv(rec.Config.Env, env),
 		User: firstOf(rec.Spec.User, rec.Config.User), Workdir: workdir(rec), Output: rec.Spec.Limits.Output,
-		Keeper: r.cfg.Keeper, Follow: r.follow, Memory: memory{b}, Lookup: b.lookup, Busy: b.busy, Ended: b.commandEnded,
-		Now: r.cfg.Now, Log: r.cfg.Log,
+		Keeper: r.cfg.Keeper, Follow: r.follow, Memory: memory{b}, Lookup: b.lookup, Busy: b.idle.commands,
+		Ended: b.commandEnded,
+		Now:   r.cfg.Now, Log: r.cfg.Log,
 	})
 }
 
@@ -280,37 +280,14 @@ func (b *box) lookup(ctx context.Context, user string) (sessions.User, error) {
 	return sessions.User{IDs: u.IDs, Name: u.Name, Home: u.Home}, nil
 }
 
-// busy is told how many commands run.
-func (b *box) busy(running int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.running = running
-	b.touchLocked()
-}
-
-// touchLocked notes use and winds the idle clock up anew; it stands still while something is under way.
-func (b *box) touchLocked() {
-	b.lastUse = b.r.cfg.Now()
-	limit := b.rec.Spec.Idle
-	if b.idle != nil {
-		b.idle.Stop()
-		b.idle = nil
-	}
-	if limit <= 0 || b.rec.State != sandbox.Running || b.uses > 0 || b.running > 0 || b.r.isLeaving() {
-		return
-	}
-	var timer *time.Timer
-	timer = time.AfterFunc(limit, func() {
-		b.mu.Lock()
-		due := b.idle == timer && b.uses == 0 && b.running == 0
-		b.mu.Unlock()
-		if due {
-			b.r.end(b, sandbox.Event{
-				Kind: sandbox.EventStop, Cause: sandbox.CauseIdle, Detail: fmt.Sprintf("no use for %s", limit), By: sandbox.ByPlatform,
-			}, 0)
-		}
+// wentIdle ends the sandbox because of its idle limit.
+func (b *box) wentIdle() {
+	b.r.wg.Go(func() {
+		b.r.end(b, sandbox.Event{
+			Kind: sandbox.EventStop, Cause: sandbox.CauseIdle, Detail: fmt.Sprintf("no use for %s", b.idle.limit),
+			By: sandbox.ByPlatform,
+		}, 0)
 	})
-	b.idle = timer
 }
 
 // commandEnded is told of each command's end; that of an entrypoint ends the sandbox.
@@ -319,7 +296,8 @@ func (b *box) commandEnded(number int64, res sessions.Result) {
 	entry := b.rec.Spec.Entrypoint
 	state := b.rec.State
 	b.mu.Unlock()
-	if number != entrypointNumber || state != sandbox.Running || entry != sandbox.EntrypointImage && entry != sandbox.EntrypointArgv {
+	own := entry == sandbox.EntrypointImage || entry == sandbox.EntrypointArgv
+	if number != entrypointNumber || state != sandbox.Running || !own {
 		return
 	}
 	detail := fmt.Sprintf("the entrypoint ended with code %d", res.ExitCode)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/edge/journal"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
@@ -51,7 +52,7 @@ func (r *Runner) commitLoop() {
 		}
 		if err != nil {
 			r.cfg.Log.Warn("tell the store of ends, they wait in the journal", "ends", len(batch), "err", err)
-			if !r.pause(wait) {
+			if !r.storeAway(wait) {
 				return
 			}
 			wait = min(2*wait, retryLast)
@@ -64,8 +65,30 @@ func (r *Runner) commitLoop() {
 	}
 }
 
+// storeAway waits before the next attempt. Who waits to hear of an end meanwhile is told at once that it must wait in
+// the journal.
+func (r *Runner) storeAway(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return true
+		case <-r.commits:
+			r.mu.Lock()
+			waiting := slices.Clone(r.backlog)
+			r.mu.Unlock()
+			for _, b := range waiting {
+				b.tellStored()
+			}
+		case <-r.ctx.Done():
+			return false
+		}
+	}
+}
+
 func (r *Runner) commitBatch(batch []*box) error {
-	ctx, stop := context.WithTimeout(r.ctx, commitLimit)
+	ctx, stop := context.WithTimeoutCause(r.ctx, commitLimit, errdefs.Deadline)
 	defer stop()
 	ended := make([]Snapshot, 0, len(batch))
 	for _, b := range batch {
@@ -77,16 +100,24 @@ func (r *Runner) commitBatch(batch []*box) error {
 	recs := make([]journal.Record, 0, len(batch))
 	for _, b := range batch {
 		b.mu.Lock()
-		b.rec.Stored = true
 		rec := b.rec
 		b.mu.Unlock()
+		rec.Stored = true
 		data, err := json.Marshal(rec)
 		if err != nil {
 			return err
 		}
 		recs = append(recs, journal.Record{Key: journal.Key{Kind: kindSandbox, Name: string(b.id)}, Data: data})
 	}
-	return r.cfg.Journal.PutAll(recs...)
+	if err := r.cfg.Journal.PutAll(recs...); err != nil {
+		return err // they are told again, which changes nothing
+	}
+	for _, b := range batch {
+		b.mu.Lock()
+		b.rec.Stored = true
+		b.mu.Unlock()
+	}
+	return nil
 }
 
 // janitor forgets what ended long ago, and the oldest ends beyond the bound. An end that the store does not know stays.

@@ -148,7 +148,8 @@ func (r *Runner) recoverOne(ctx context.Context, b *box, held Held) error {
 	}
 	if errors.Is(err, errUnanswered) {
 		actions, everr := b.event(sandbox.Event{
-			Kind: sandbox.EventGone, Cause: sandbox.CauseInfraUnknown, Detail: "its inside does not answer", By: sandbox.ByPlatform,
+			Kind: sandbox.EventGone, Cause: sandbox.CauseInfraUnknown, Detail: "its inside does not answer",
+			By: sandbox.ByPlatform,
 		}, nil)
 		b.mu.Lock()
 		b.pending = actions
@@ -211,7 +212,7 @@ func (r *Runner) takeBack(ctx context.Context, b *box, inst backend.Instance, ex
 // greet asks the inside what lives; it waits for an instance that is dead to say so.
 func (r *Runner) greet(ctx context.Context, inst backend.Instance) ([]chronus.Process, error) {
 	for try := 0; ; try++ {
-		gctx, stop := context.WithTimeout(ctx, greetLimit)
+		gctx, stop := context.WithTimeoutCause(ctx, greetLimit, errdefs.Deadline)
 		_, inside, err := inst.Channel().Hello(gctx)
 		if err == nil {
 			stop()
@@ -248,7 +249,7 @@ func closeFiles(list ...*os.File) {
 	}
 }
 
-// Keeps reports whether the backend must keep what bears this id: a sandbox that runs, or that is still to be stopped.
+// Keeps reports whether this edge has the instance of this id: a sandbox that runs, or that is still to be stopped.
 func (r *Runner) Keeps(id sandbox.ID) bool {
 	b, err := r.find(id)
 	if err != nil {
@@ -257,6 +258,18 @@ func (r *Runner) Keeps(id sandbox.ID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.inst != nil
+}
+
+// Spares reports whether what bears this id is not to be swept: what Keeps says, and what has ended, of which only the
+// record of output is left until it is forgotten.
+func (r *Runner) Spares(id sandbox.ID) bool {
+	b, err := r.find(id)
+	if err != nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.inst != nil || b.rec.State == sandbox.Ended
 }
 
 // Remembers reports whether there is a record of this sandbox, ended or not.
@@ -274,6 +287,10 @@ func (r *Runner) Resume() {
 		b.pending = nil
 		creating := len(actions) > 0 && b.rec.Ready.IsZero()
 		b.mu.Unlock()
+		if len(actions) > 0 && actions[0] == sandbox.ActionAdopt {
+			r.perform(b, actions) // takes no time, and is done before anything can happen to it
+			continue
+		}
 		r.wg.Go(func() {
 			r.perform(b, actions)
 			if !creating {
@@ -369,6 +386,11 @@ func (r *Runner) fire(b *box) {
 
 // Keep makes another keeper hold and record everything, after the death of the one before.
 func (r *Runner) Keep(ctx context.Context, c keeper.Client) error {
+	select {
+	case <-r.ctx.Done():
+		return nil // this edge is leaving: the next one takes over what the keeper holds
+	default:
+	}
 	if l, ok := r.cfg.Keeper.(*Link); ok {
 		l.Set(c)
 	}

@@ -42,13 +42,13 @@ func (f *feed) publish(at time.Time, what string, s Snapshot) {
 	f.news = make(chan struct{})
 }
 
-// after gives at most 256 transitions behind seq, and a channel that is closed when there are more. The kind Invalid says
-// that they are gone, or never were.
+// after gives at most 256 transitions behind seq, and a channel that is closed when there are more. The kind Invalid
+// says that they are gone, or never were.
 func (f *feed) after(seq int64) ([]Transition, <-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if seq > f.seq || seq < f.seq-ringSize+1 || seq < 0 {
-		return nil, nil, errdefs.New(errdefs.Invalid, "node", "transitions after %d are not kept, the last is %d", seq, f.seq).
+		return nil, nil, errdefs.New(errdefs.Invalid, "node", "what came after %d is not kept, the last is %d", seq, f.seq).
 			WithHint("Take the roster")
 	}
 	var out []Transition

@@ -1,13 +1,13 @@
-// Package runner runs the sandboxes of this node: it applies events to their states, journals each state before it acts,
-// and performs the actions that sandbox.Next names.
+// Package runner runs the sandboxes of this node: it applies events to their states, journals each state before it
+// acts, and performs the actions that sandbox.Next names.
 //
-// It owns the sandboxes' records in the journal, their instances, their commands (package sessions) and file helpers, the
-// idle limit and the memory of what has ended. Nothing else changes a state. It promises that whatever is killed, and
-// whenever: a create that was answered is there after the restart, one that was not is taken back whole, a stop that was
-// begun is finished, and each end is told to the store until it knows.
+// It owns the sandboxes' records in the journal, their instances, their commands (package sessions) and file helpers,
+// the idle limit and the memory of what has ended. Nothing else changes a state. It promises that whatever is killed,
+// and whenever: a create that was answered is there after the restart, one that was not is taken back whole, a stop
+// that was begun is finished, and each end is told to the store until it knows.
 //
-// Everything may be called at once. For each sandbox there is at most one goroutine that performs actions; followers and
-// callers never hold up one another. Close ends the edge's work and leaves the sandboxes running.
+// Everything may be called at once. For each sandbox there is at most one goroutine that performs actions; followers
+// and callers never hold up one another. Close ends the edge's work and leaves the sandboxes running.
 package runner
 
 import (
@@ -55,12 +55,13 @@ const (
 	janitorEvery     = time.Minute
 )
 
-// Config is what a Runner works with. Everything in it stays its owner's.
+// Config is what a Runner works with. Everything in it stays its owner's, but for the Keeper.
 type Config struct {
 	Journal journal.Journal
 	Backend backend.Backend
-	Keeper  keeper.Client // a Link
-	Room    *admission.Admission
+	// Keeper is a Link. The Runner is the one consumer of its events, and closes it.
+	Keeper keeper.Client
+	Room   *admission.Admission
 	// Capabilities that the Backend's Probe found.
 	Capabilities node.Capabilities
 	// Output is the directory of recorded output, DIR/output.
@@ -96,7 +97,7 @@ type Runner struct {
 	seqMu       keyed
 	leaving     atomic.Bool
 	ctx         context.Context // ends with Close; for goroutines of this package only
-	stop        context.CancelFunc
+	stop        context.CancelCauseFunc
 	wg          sync.WaitGroup
 	commits     chan struct{} // capacity 1: there is a backlog
 
@@ -141,7 +142,7 @@ func New(cfg Config) (*Runner, error) {
 		cfg: cfg, follow: follow.New(cfg.Output, cfg.Log), feed: newFeed(), incarnation: hex.EncodeToString(raw[:]),
 		commits: make(chan struct{}, 1), boxes: map[sandbox.ID]*box{},
 	}
-	r.ctx, r.stop = context.WithCancel(context.Background())
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	return r, nil
 }
 
@@ -151,12 +152,9 @@ func (r *Runner) isLeaving() bool { return r.leaving.Load() }
 func (r *Runner) Leave() {
 	r.leaving.Store(true)
 	for _, b := range r.list() {
+		b.idle.halt() // time without an edge does not count
 		b.mu.Lock()
 		t := b.table
-		if b.idle != nil {
-			b.idle.Stop()
-			b.idle = nil
-		}
 		b.mu.Unlock()
 		if t != nil {
 			t.Leave()
@@ -167,7 +165,8 @@ func (r *Runner) Leave() {
 // Close ends the edge's work. Sandboxes, their commands and their recording go on. Idempotent.
 func (r *Runner) Close() error {
 	r.Leave()
-	r.stop()
+	r.stop(errors.New("the edge shuts down"))
+	err := r.cfg.Keeper.Close()
 	for _, b := range r.list() {
 		b.mu.Lock()
 		t, h, cancel := b.table, b.files, b.cancel
@@ -183,7 +182,7 @@ func (r *Runner) Close() error {
 		}
 	}
 	r.wg.Wait()
-	return r.follow.Close()
+	return errors.Join(err, r.follow.Close())
 }
 
 func (r *Runner) list() []*box {
@@ -223,9 +222,9 @@ type Request struct {
 	Digest  string
 }
 
-// Create makes a sandbox and returns when commands and files work. It is idempotent by id: a known one answers its state,
-// after waiting for the create that is under way. A failure leaves nothing, and its text begins with the stage: queue,
-// image or start. When every caller that waits for a create goes away, it is taken back.
+// Create makes a sandbox and returns when commands and files work. It is idempotent by id: a known one answers its
+// state, after waiting for the create that is under way. A failure leaves nothing, and its text begins with the stage:
+// queue, image or start. When every caller that waits for a create goes away, it is taken back.
 func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 	if f, field, missing := q.Spec.Missing(r.cfg.Capabilities); missing {
 		e := errdefs.From(sandbox.MissingError(f, field))
@@ -352,8 +351,8 @@ func (r *Runner) await(ctx context.Context, b *box) (Snapshot, error) {
 	return b.snapshot(r.cfg.Now()), nil
 }
 
-// neverReady is what a repeated create of an id gets whose first one came to nothing. Refused says that it may be placed
-// anew.
+// neverReady is what a repeated create of an id gets whose first one came to nothing. Refused says that it may be
+// placed anew.
 func neverReady(b *box, end sandbox.End) error {
 	kind := errdefs.FailedPrecondition
 	if end.Cause.Infra() || end.Cause == sandbox.CauseStopped {
@@ -385,7 +384,7 @@ func (r *Runner) left(b *box) {
 
 // build performs a create whose intent is journaled.
 func (r *Runner) build(ctx context.Context, b *box) {
-	sctx, stop := context.WithTimeout(ctx, r.cfg.StartLimit)
+	sctx, stop := context.WithTimeoutCause(ctx, r.cfg.StartLimit, errdefs.Deadline)
 	b.mu.Lock()
 	limits, hard, grant := b.rec.Spec.Limits, b.rec.Expires, b.grant
 	b.mu.Unlock()
@@ -420,8 +419,8 @@ func (r *Runner) build(ctx context.Context, b *box) {
 	argv := entrypoint(b.rec)
 	mode := b.rec.Spec.Entrypoint
 	table := b.table
-	b.touchLocked()
 	b.mu.Unlock()
+	b.idle.start()
 	if mode != sandbox.EntrypointIdle {
 		if err := startEntrypoint(ctx, table, argv); err != nil {
 			r.end(b, sandbox.Event{
@@ -458,7 +457,8 @@ func (b *box) decide(err error) {
 	close(b.started)
 }
 
-// failed takes a create back whose start failed, or that was stopped meanwhile, and tells its callers once nothing is left.
+// failed takes a create back whose start failed, or that was stopped meanwhile, and tells its callers once nothing is
+// left.
 func (r *Runner) failed(b *box, err error) {
 	if r.ctx.Err() != nil {
 		b.decide(errdefs.New(errdefs.Unknown, b.object(), "the node's daemon is shutting down").Wrap(err))
@@ -505,7 +505,7 @@ func (r *Runner) adopt(b *box, inst backend.Instance, found *found) error {
 	b.table = table
 	b.files = files.New(ch.ServeFiles)
 	b.mu.Unlock()
-	ctx, stop := context.WithTimeout(context.Background(), undoLimit)
+	ctx, stop := context.WithTimeoutCause(context.Background(), undoLimit, errdefs.Deadline)
 	defer stop()
 	line := sessions.Line{
 		Channel: ch, OOMKills: inst.OOMKills, UIDBase: inst.UIDBase(),
@@ -565,7 +565,8 @@ func (r *Runner) evidence(b *box, inst backend.Instance) sandbox.Event {
 	return e
 }
 
-// end applies an event that ends a sandbox and performs what follows; it returns when that is done, or was another's to do.
+// end applies an event that ends a sandbox and performs what follows; it returns when that is done, or was another's
+// to do.
 func (r *Runner) end(b *box, e sandbox.Event, grace time.Duration) {
 	actions, err := b.event(e, func(rec *entry) { rec.Grace = grace })
 	if err != nil {
@@ -642,9 +643,11 @@ func (r *Runner) act(b *box, a sandbox.Action) error {
 	case sandbox.ActionAdopt:
 		b.mu.Lock()
 		inst := b.inst
-		b.touchLocked()
 		b.mu.Unlock()
-		r.watch(b, inst)
+		if inst != nil {
+			b.idle.start()
+			r.watch(b, inst)
+		}
 		return nil
 	}
 	return errdefs.New(errdefs.Internal, b.object(), "no such action: %s", a)
@@ -704,23 +707,20 @@ func (r *Runner) undo(b *box) error {
 func (r *Runner) kill(b *box) error {
 	b.mu.Lock()
 	inst, table, end, grace := b.inst, b.table, b.rec.End, b.rec.Grace
-	if b.idle != nil {
-		b.idle.Stop()
-		b.idle = nil
-	}
 	b.mu.Unlock()
+	b.idle.halt()
 	if table != nil {
 		table.End(end)
 	}
 	if inst != nil {
-		ctx, stop := context.WithTimeout(context.Background(), grace+undoLimit)
+		ctx, stop := context.WithTimeoutCause(context.Background(), grace+undoLimit, errdefs.Deadline)
 		defer stop()
 		if _, err := inst.Stop(ctx, grace); err != nil {
 			return err
 		}
 	}
 	if table != nil && r.ctx.Err() == nil {
-		ctx, stop := context.WithTimeout(context.Background(), closeLimit)
+		ctx, stop := context.WithTimeoutCause(context.Background(), closeLimit, errdefs.Deadline)
 		defer stop()
 		table.Close(ctx, end)
 	}
@@ -736,7 +736,7 @@ func (r *Runner) release(b *box) error {
 	if h != nil {
 		_ = h.Close()
 	}
-	ctx, stop := context.WithTimeout(context.Background(), undoLimit)
+	ctx, stop := context.WithTimeoutCause(context.Background(), undoLimit, errdefs.Deadline)
 	defer stop()
 	err := r.cfg.Keeper.Release(ctx, keeper.Key{Sandbox: string(b.id)})
 	if err != nil && !errors.Is(err, errdefs.Unavailable) && !errors.Is(err, errdefs.NotFound) {
@@ -776,7 +776,8 @@ func (r *Runner) Stop(ctx context.Context, id sandbox.ID, grace time.Duration, b
 		return Snapshot{}, errdefs.New(errdefs.Unknown, b.object(), "the stop goes on").Wrap(context.Cause(ctx)).
 			WithHint("Ask for it again")
 	case <-r.ctx.Done():
-		return Snapshot{}, errdefs.New(errdefs.Unknown, b.object(), "the node's daemon is shutting down, its next start goes on with the stop")
+		return Snapshot{}, errdefs.New(errdefs.Unknown, b.object(), "the node's daemon is shutting down").
+			WithHint("The stop goes on at its next start. Ask for it again")
 	}
 	timer := time.NewTimer(storeAnswer)
 	defer timer.Stop()
@@ -865,8 +866,8 @@ type Use struct {
 	Project  string
 }
 
-// Open begins a call. A waking call counts as use until Done; a still one does not. For a sandbox that was never ready it
-// is Unavailable, or Gone.
+// Open begins a call. A waking call counts as use until Done; a still one does not. For a sandbox that was never ready
+// it is Unavailable, or Gone.
 func (r *Runner) Open(id sandbox.ID, waking bool) (*Use, error) {
 	b, err := r.find(id)
 	if err != nil {
@@ -874,15 +875,12 @@ func (r *Runner) Open(id sandbox.ID, waking bool) (*Use, error) {
 	}
 	b.mu.Lock()
 	table, state, project := b.table, b.rec.State, b.rec.Project
-	if waking && table != nil && state == sandbox.Running {
-		b.uses++
-		b.touchLocked()
-	} else {
-		waking = false
-	}
 	b.mu.Unlock()
 	if table == nil || state == sandbox.Creating {
 		return nil, unready(b)
+	}
+	if waking {
+		b.idle.use(1)
 	}
 	return &Use{b: b, waking: waking, Commands: table, Project: project}, nil
 }
@@ -908,13 +906,9 @@ func (u *Use) Files(ctx context.Context, user string) (*files.View, error) {
 // Done ends the call. Idempotent.
 func (u *Use) Done() {
 	u.once.Do(func() {
-		if !u.waking {
-			return
+		if u.waking {
+			u.b.idle.use(-1)
 		}
-		u.b.mu.Lock()
-		defer u.b.mu.Unlock()
-		u.b.uses--
-		u.b.touchLocked()
 	})
 }
 

@@ -179,7 +179,7 @@ func TestACreateIsSharedByAllWhoAskForIt(t *testing.T) {
 			}
 		})
 	}
-	wait.Until(t, edgetest.Patience, func() bool { return len(e.World.Boxes()) == 1 })
+	wait.Until(t, edgetest.Patience, func() bool { return e.Runner.Waiting(id) == 9 }, "all nine waiting")
 	leave() // the others still wait
 	close(release)
 	wg.Wait()
@@ -339,21 +339,14 @@ func TestTheIdleLimitCountsOnlyTimeWithoutUse(t *testing.T) {
 	}
 	// Looking is no use.
 	looked := e.Create(idle)
-	stop := time.Now().Add(10 * time.Second)
-	for time.Now().Before(stop) {
-		s, err := e.Runner.Get(looked)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.State == sandbox.Ended {
-			break
-		}
-		still, err := e.Runner.Open(looked, false)
-		if err == nil {
+	wait.Until(t, edgetest.Patience, func() bool {
+		if still, err := e.Runner.Open(looked, false); err == nil {
 			still.Commands.List()
 			still.Done()
 		}
-	}
+		s, err := e.Runner.Get(looked)
+		return err == nil && s.State == sandbox.Ended
+	}, "the end of one that is only looked at")
 	if s := e.WaitEnded(looked); s.End.Cause != sandbox.CauseIdle {
 		t.Fatalf("%+v", s.End)
 	}
@@ -483,7 +476,7 @@ func TestEndsWaitForAStoreThatIsAway(t *testing.T) {
 		if s, err := e.Runner.Stop(t.Context(), id, 0, "x"); err != nil || s.State != sandbox.Ended {
 			t.Fatalf("%+v, %v", s, err)
 		}
-		if d := time.Since(begin); d > 5*time.Second {
+		if d := time.Since(begin); d > 1500*time.Millisecond {
 			t.Fatalf("a stop without the store took %s", d)
 		}
 		ids = append(ids, id)
@@ -495,6 +488,7 @@ func TestEndsWaitForAStoreThatIsAway(t *testing.T) {
 	e.StoreAway(false)
 	for _, id := range ids {
 		wait.Until(t, 2*edgetest.Patience, func() bool { _, ok := e.Ended(id); return ok }, "the store told")
+		wait.Until(t, edgetest.Patience, func() bool { return e.Runner.Stored(id) }, "the journal told")
 	}
 	batches := len(e.Batches())
 	e.Restart()

@@ -1,9 +1,9 @@
 // Package sweep brings an edge that starts into agreement with the machine: with what the journal intends, what the
 // keeper holds and what the kernel still has.
 //
-// It owns the order of recovery and the table of what a crash can leave. After Run every sandbox of the journal is either
-// adopted or on its way to Ended, and nothing bears our names that no record knows. Run is called once, before the node
-// takes calls; it starts no sandbox.
+// It owns the order of recovery and the table of what a crash can leave. After Run every sandbox of the journal is
+// either adopted or on its way to Ended, and nothing bears our names that no record knows. Run is called once, before
+// the node takes calls; it starts no sandbox.
 package sweep
 
 import (
@@ -70,7 +70,7 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-func undoBackend(ctx context.Context, c Config) error { return c.Backend.Sweep(ctx, c.Runner.Keeps) }
+func undoBackend(ctx context.Context, c Config) error { return c.Backend.Sweep(ctx, c.Runner.Spares) }
 
 func undoHeld(ctx context.Context, c Config) error {
 	var errs []error

@@ -1,4 +1,5 @@
-// Package uidrange gives each sandbox its own 65,536 host ids, never those of another sandbox of any edge on this machine.
+// Package uidrange gives each sandbox its own 65,536 host ids, never those of another sandbox of any edge on this
+// machine.
 //
 // Ranges are claimed from the whole host a block of 64 at a time, under a lock: one file per block in
 // /run/sandsea/uidrange/<boot id>, which names the tag of the edge that owns the block. Claims outlive the edge, as its
@@ -66,6 +67,8 @@ type Config struct {
 	Log           *slog.Logger
 }
 
+var errClosed = errors.New("pool closed")
+
 var tagForm = regexp.MustCompile(`^[0-9a-f]{8}$`)
 
 // Pool is the ranges of one edge.
@@ -74,7 +77,7 @@ type Pool struct {
 	dir  string // of this boot
 	lock *os.File
 	wake chan struct{} // has room for one: the warmer looks again
-	stop context.CancelFunc
+	stop context.CancelCauseFunc
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
@@ -147,7 +150,7 @@ func Open(cfg Config) (*Pool, error) {
 		p.lock.Close()
 		return nil, fmt.Errorf("uid ranges: %w", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancelCause(context.Background())
 	p.stop = stop
 	p.wg.Go(func() { p.keepWarm(ctx) })
 	p.poke()
@@ -243,8 +246,8 @@ func (p *Pool) Adopt(base uint32) (*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.held[base] {
-		return nil, errdefs.New(errdefs.FailedPrecondition, "uid ranges", "%#x is no range of this edge that is left to adopt",
-			base)
+		return nil, errdefs.New(errdefs.FailedPrecondition, "uid ranges",
+			"%#x is no range of this edge that is left to adopt", base)
 	}
 	delete(p.held, base)
 	p.taken[base] = true
@@ -430,7 +433,7 @@ func (p *Pool) Close() error {
 	}
 	p.warm = nil
 	p.mu.Unlock()
-	p.stop()
+	p.stop(errClosed)
 	p.wg.Wait()
 	return p.lock.Close()
 }

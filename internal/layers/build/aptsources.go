@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// aptSource is one line of apt's sources: a repository, one suite of it, its components and the key that signs it.
+// aptSource is one line of apt's sources: a repository, a suite of it, its components and the key that signs it.
 type aptSource struct {
 	uri        string
 	suite      string
@@ -25,7 +25,7 @@ func (s aptSource) line() string {
 	return "deb " + opt + s.uri + " " + s.suite + " " + strings.Join(s.components, " ")
 }
 
-// usable tells sources that a fresh root file system can use as they are: fetched over HTTP, of a suite with components.
+// usable tells sources that a fresh root file system can use as they are: over HTTP, of a suite with components.
 func (s aptSource) usable() bool {
 	if !strings.HasPrefix(s.uri, "http://") && !strings.HasPrefix(s.uri, "https://") {
 		return false
@@ -62,7 +62,10 @@ func ofSuite(all []aptSource, suite string) []aptSource {
 func suitesOf(all []aptSource) []string {
 	var out []string
 	for _, s := range all {
-		if s.usable() && len(ofSuite(all, s.suite)) > 0 && !strings.ContainsAny(s.suite, "-/") && !slices.Contains(out, s.suite) {
+		if !s.usable() || strings.ContainsAny(s.suite, "-/") || slices.Contains(out, s.suite) {
+			continue
+		}
+		if len(ofSuite(all, s.suite)) > 0 {
 			out = append(out, s.suite)
 		}
 	}
@@ -70,8 +73,8 @@ func suitesOf(all []aptSource) []string {
 	return out
 }
 
-// parseSourcesList reads apt's one-line format. Lines that it does not understand are passed over: they may be right for
-// a newer apt.
+// parseSourcesList reads apt's one-line format. Lines that it does not understand are passed over: they may be right
+// for a newer apt.
 func parseSourcesList(r io.Reader, arch string) []aptSource {
 	var out []aptSource
 	for line := range lines(r) {

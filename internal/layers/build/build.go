@@ -1,11 +1,11 @@
 // Package build makes layers: it imports root file system archives, OCI image layouts and Debian suites, and collects
 // the layers that nothing names any more.
 //
-// A layer is a split EROFS image, that is a metadata image and a data file, and a manifest that names both and the digest
-// of every 256 KiB of the data; the manifest's digest is the layer's. Archives are read as streams: contents go to a
-// staged blob as they come, everything else is a tree in memory, and nothing is ever unpacked on the host. What an import
-// reads is hostile until proven otherwise: sizes, counts and memory are bounded by Limits, and an import that fails
-// leaves nothing behind. Equal trees that come in equal order make equal layers.
+// A layer is a split EROFS image, that is a metadata image and a data file, and a manifest that names both and the
+// digest of every 256 KiB of the data; the manifest's digest is the layer's. Archives are read as streams: contents go
+// to a staged blob as they come, everything else is a tree in memory, and nothing is ever unpacked on the host. What an
+// import reads is hostile until proven otherwise: sizes, counts and memory are bounded by Limits, and an import that
+// fails leaves nothing behind. Equal trees that come in equal order make equal layers.
 //
 // A Builder may be used by any number of goroutines. Equal imports that run at once are one.
 package build
@@ -138,7 +138,8 @@ type Progress struct {
 	Finished bool
 }
 
-// Report takes progress. Calls for one import never overlap; they come at each change of stage and at least once a second.
+// Report takes progress. Calls for one import never overlap; they come at each change of stage and at least once a
+// second.
 type Report func(Progress)
 
 // ArchiveOptions are those of Rootfs and OCI.
@@ -163,7 +164,8 @@ func (o ArchiveOptions) archive() string {
 
 // Rootfs imports a tar of a root file system, plain or compressed with gzip, zstd, xz or bzip2, as one layer.
 func (b *Builder) Rootfs(ctx context.Context, r io.Reader, opts ArchiveOptions) (Result, error) {
-	return b.join(ctx, "rootfs", opts.Key, opts.Report, func(ctx context.Context, p *progress) (Result, error) {
+	r, done := own(r, opts.Key)
+	return b.join(ctx, "rootfs", opts.Key, opts.Report, done, func(ctx context.Context, p *progress) (Result, error) {
 		if err := roomFor(b.dir, opts.Size, b.limits.Reserve); err != nil {
 			return Result{}, err
 		}
@@ -182,9 +184,25 @@ func (b *Builder) Rootfs(ctx context.Context, r io.Reader, opts ArchiveOptions) 
 	})
 }
 
+// own gives a caller's file a second descriptor, since the import may go on for others when its caller has gone and has
+// closed it. What is no file, or what nobody else can join, is left as it is.
+func own(r io.Reader, key string) (_ io.Reader, done func()) {
+	f, ok := r.(*os.File)
+	if !ok || key == "" {
+		return r, func() {}
+	}
+	again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return r, func() {}
+	}
+	return again, func() { _ = again.Close() }
+}
+
 // defaultConfig is that of a root file system which says nothing itself.
 func defaultConfig() image.Config {
-	return image.Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}}
+	return image.Config{
+		Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
+	}
 }
 
 // tarLayer reads one possibly compressed tar into a layer, which the caller must commit or abort.
@@ -199,7 +217,7 @@ func (b *Builder) tarLayer(ctx context.Context, r io.Reader, t tarReader, on fun
 		}
 	}()
 	t.layer, t.limits, t.room = l, b.limits, func() error { return roomFor(b.dir, 0, b.limits.Reserve/2) }
-	packed := &meter{ctx: ctx, r: r, on: on}
+	packed := &meter{alive: aliveIn(ctx), r: r, on: on}
 	plain, name, closer, err := decompress(packed)
 	if err != nil {
 		return nil, t.broken(err)

@@ -42,7 +42,8 @@ func rootfs(t *testing.T, b *Builder, ents ...ent) Result {
 func TestEqualTreesMakeEqualLayers(t *testing.T) {
 	b, store := memBuilder(t, nil)
 	ents := []ent{
-		{name: "d/", typ: tar.TypeDir}, {name: "d/a", body: noise(300_000)},
+		{name: "d/", typ: tar.TypeDir},
+		{name: "d/a", body: noise(300_000)},
 		{name: "d/b", body: "b", pax: map[string]string{xattrRecord + "user.z": "1", xattrRecord + "user.a": "2"}},
 		{name: "d/c", typ: tar.TypeLink, link: "d/a"},
 	}
@@ -454,4 +455,46 @@ func FuzzAptSources(f *testing.F) {
 		}
 		suitesOf(all)
 	})
+}
+
+func TestAJoinedImportOutlivesTheFileOfItsFirstCaller(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "a.tar")
+	must(t, os.WriteFile(name, makeTar(t, ent{name: "f", body: noise(1 << 20)}), 0o600))
+	store := &slowStore{Creator: &mem.Store{}, wait: make(chan struct{})}
+	b, err := New(Config{Store: store, Dir: dir})
+	must(t, err)
+	f, err := os.Open(name)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	running := make(chan struct{})
+	first := make(chan error)
+	go func() {
+		_, err := b.Rootfs(ctx, f, ArchiveOptions{Key: "k", Report: once(running)})
+		first <- errors.Join(err, f.Close())
+	}()
+	<-running
+	second := make(chan error)
+	joined := make(chan struct{})
+	go func() {
+		_, err := b.Rootfs(t.Context(), strings.NewReader("not read"), ArchiveOptions{
+			Key: "k", Report: once(joined),
+		})
+		second <- err
+	}()
+	<-joined
+	cancel()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first: %v", err)
+	}
+	close(store.wait)
+	if err := <-second; err != nil {
+		t.Errorf("the second: %v", err)
+	}
+}
+
+// once closes c at the first report.
+func once(c chan struct{}) Report {
+	f := sync.OnceFunc(func() { close(c) })
+	return func(Progress) { f() }
 }

@@ -18,9 +18,9 @@ import (
 // youngFor is how long a layer that was made is kept though nothing names it yet.
 const youngFor = time.Hour
 
-// Collect deletes every blob that no layer of keep needs: neither its manifest nor what that names. It returns the bytes
-// freed. When a manifest that is there cannot be read, nothing is deleted. The caller makes sure that no layer is made
-// meanwhile; Builder.Collect does so itself.
+// Collect deletes every blob that no layer of keep needs: neither its manifest nor what that names. It returns the
+// bytes freed. When a manifest that is there cannot be read, nothing is deleted. The caller makes sure that no layer is
+// made meanwhile; Builder.Collect does so itself.
 func Collect(ctx context.Context, store blob.Store, keep []image.Digest) (freed int64, err error) {
 	reachable := make(map[image.Digest]struct{}, 3*len(keep))
 	for _, d := range keep {
@@ -57,8 +57,8 @@ func Collect(ctx context.Context, store blob.Store, keep []image.Digest) (freed 
 	return freed, nil
 }
 
-// Collect deletes what neither keep nor a layer of the last hour needs. keep must name every layer of every image in the
-// catalogue and every layer in use.
+// Collect deletes what neither keep nor a layer of the last hour needs. keep must name every layer of every image in
+// the catalogue and every layer in use.
 func (b *Builder) Collect(ctx context.Context, keep []image.Digest) (freed int64, err error) {
 	b.gc.Lock()
 	defer b.gc.Unlock()

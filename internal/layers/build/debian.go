@@ -1,7 +1,6 @@
 package build
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -59,7 +58,8 @@ func (o DebianOptions) validate() (DebianOptions, error) {
 	}
 	if len(o.Include) > maxIncludes {
 		return o, errdefs.New(errdefs.Invalid, "debian:"+o.Suite, "%d packages to include", len(o.Include)).
-			WithField("include", fmt.Sprint(maxIncludes)).WithHint("Include at most %d; the rest comes as dependencies", maxIncludes)
+			WithField("include", fmt.Sprint(maxIncludes)).
+			WithHint("Include at most %d; the rest comes as dependencies", maxIncludes)
 	}
 	o.Include = slices.Compact(slices.Sorted(slices.Values(o.Include)))
 	for _, p := range o.Include {
@@ -80,8 +80,8 @@ func (o DebianOptions) name() string {
 	return n
 }
 
-// Debian imports a suite with packages from the repositories that this machine's own apt uses. The packages' scripts run
-// as root of a user namespace of their own, never as the host's; see package linux/confine. One import runs at a time.
+// Debian imports a suite with packages from the repositories that this machine's own apt uses. The packages' scripts
+// run as root of a user namespace of their own, never as the host's; see package linux/confine. One runs at a time.
 func (b *Builder) Debian(ctx context.Context, opts DebianOptions) (Result, error) {
 	opts, err := opts.validate()
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *Builder) Debian(ctx context.Context, opts DebianOptions) (Result, error
 		}
 	}
 	key := fmt.Sprintf("%s refresh=%t", opts.name(), opts.Refresh)
-	return b.join(ctx, "debian", key, opts.Report, func(ctx context.Context, p *progress) (Result, error) {
+	return b.join(ctx, "debian", key, opts.Report, func() {}, func(ctx context.Context, p *progress) (Result, error) {
 		p.stage("resolve", "packages", 0)
 		select {
 		case b.debian <- struct{}{}:
@@ -157,7 +157,8 @@ func (b *Builder) newDebian(ctx context.Context, opts DebianOptions, p *progress
 		if has == "" {
 			has = "none"
 		}
-		return nil, errdefs.New(errdefs.FailedPrecondition, d.object(), "this machine's apt has no source for it (it has: %s)", has).
+		return nil, errdefs.New(errdefs.FailedPrecondition, d.object(),
+			"this machine's apt has no source for it (it has: %s)", has).
 			WithField("suite", "").WithHint("Add one to /etc/apt/sources.list.d, or import a rootfs tar")
 	}
 	d.cache = filepath.Join(b.dir, "cache", "debian", opts.Suite+"-"+d.arch)
@@ -293,7 +294,8 @@ func (d *debianImport) confined(ctx context.Context, s confine.Spec, cacheReadOn
 	return confine.Run(ctx, s)
 }
 
-// apt runs apt-get or apt-cache on the cache's own state and gives its output. What it says of errors goes into the error.
+// apt runs apt-get or apt-cache on the cache's own state and gives its output. What it says of errors goes into the
+// error.
 func (d *debianImport) apt(ctx context.Context, status io.Writer, args ...string) (string, error) {
 	var stdout, stderr capped
 	err := d.confined(ctx, confine.Spec{
@@ -717,7 +719,8 @@ const (
 mkdir -p "$1/var/lib/apt/lists" "$1/var/cache/apt/archives"
 find ` + inCache + `/lists -maxdepth 1 -type f ! -name lock -exec cp -t "$1/var/lib/apt/lists" {} +
 cd ` + inCache + `/archives && xargs -r -a ` + inWork + `/debs cp -t "$1/var/cache/apt/archives"`
-	customizeHook = `rm -f "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap" "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/machine-id" "$1/var/lib/dbus/machine-id"`
+	customizeHook = `cd "$1"
+rm -f etc/dpkg/dpkg.cfg.d/99mmdebstrap etc/resolv.conf etc/hostname etc/machine-id var/lib/dbus/machine-id`
 )
 
 // install makes the root file system and reads its tar as it comes.
@@ -789,7 +792,7 @@ func (d *debianImport) install(ctx context.Context, set resolved) (_ Result, err
 		once.Do(func() { d.p.stage("write", "bytes", set.installed) })
 		d.p.add(n)
 	}
-	l, terr := d.b.tarLayer(ctx, bufio.NewReaderSize(pr, 1<<20), tarReader{archive: d.object(), used: used}, count)
+	l, terr := d.b.tarLayer(ctx, pr, tarReader{archive: d.object(), used: used}, count)
 	if terr != nil {
 		stop(terr)
 	}

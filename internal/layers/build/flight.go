@@ -24,9 +24,11 @@ type flight struct {
 
 var errNobody = errors.New("nobody waits for it any more")
 
-// join runs work, or waits for a run of the same kind and key.
+// join runs work, or waits for a run of the same kind and key. done is called once the work is over, or at once if that
+// of another is joined.
 func (b *Builder) join(
-	ctx context.Context, kind, key string, report Report, work func(context.Context, *progress) (Result, error),
+	ctx context.Context, kind, key string, report Report, done func(),
+	work func(context.Context, *progress) (Result, error),
 ) (Result, error) {
 	b.mu.Lock()
 	f := b.flights[kind+" "+key]
@@ -40,6 +42,7 @@ func (b *Builder) join(
 		go func() {
 			defer cancel(nil)
 			res, err := work(wctx, f.p)
+			done()
 			b.mu.Lock()
 			if b.flights[kind+" "+key] == f {
 				delete(b.flights, kind+" "+key)
@@ -49,6 +52,8 @@ func (b *Builder) join(
 			f.result, f.err = res, err
 			close(f.done)
 		}()
+	} else {
+		defer done()
 	}
 	f.waiters++
 	b.mu.Unlock()

@@ -58,7 +58,7 @@ func (l Limits) unpacked() int64 { return l.Bytes + 2*l.Metadata + 3072*l.Entrie
 
 // meter counts the bytes that pass a reader, gives up when the context ends, and stops at a limit.
 type meter struct {
-	ctx   context.Context //nolint:containedctx // lives for one import
+	alive func() error // context.Cause of the import
 	r     io.Reader
 	check func(total int64) error
 	on    func(n int64)
@@ -68,7 +68,7 @@ type meter struct {
 }
 
 func (m *meter) Read(p []byte) (int, error) {
-	if err := context.Cause(m.ctx); err != nil {
+	if err := m.alive(); err != nil {
 		return 0, err
 	}
 	n, err := m.r.Read(p)
@@ -88,6 +88,10 @@ func (m *meter) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+func aliveIn(ctx context.Context) func() error {
+	return func() error { return context.Cause(ctx) }
 }
 
 // sourceError is one of the bytes' source, apart from what is wrong with the bytes.

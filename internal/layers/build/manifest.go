@@ -56,7 +56,8 @@ func (m Manifest) encode() ([]byte, image.Digest, error) {
 func ParseManifest(b []byte) (Manifest, error) {
 	var m Manifest
 	bad := func(format string, args ...any) (Manifest, error) {
-		return Manifest{}, errdefs.New(errdefs.DataLoss, "layer manifest", format, args...).WithHint("Import its image again")
+		return Manifest{}, errdefs.New(errdefs.DataLoss, "layer manifest", format, args...).
+			WithHint("Import its image again")
 	}
 	if len(b) > maxManifest {
 		return bad("larger than %d bytes", maxManifest)
@@ -120,12 +121,12 @@ func ReadManifest(ctx context.Context, s blob.Store, layer image.Digest) (Manife
 	return m, nil
 }
 
-// Files gives the paths of a layer's metadata image and data file, for package linux/erofs to mount. The store must keep
-// them on this machine. Sizes are checked; digests were when the blobs were put.
+// Files gives the paths of a layer's metadata image and data file, for package linux/erofs to mount. The store must
+// keep them on this machine. Sizes are checked; digests were when the blobs were put.
 func Files(ctx context.Context, s blob.Store, layer image.Digest) (meta, data string, err error) {
 	local, ok := s.(blob.Local)
 	if !ok {
-		return "", "", errdefs.New(errdefs.FailedPrecondition, "layer "+string(layer), "its blob store keeps no local files")
+		return "", "", errdefs.New(errdefs.FailedPrecondition, "layer "+string(layer), "its store keeps no local files")
 	}
 	m, err := ReadManifest(ctx, s, layer)
 	if err != nil {
@@ -141,7 +142,8 @@ func Files(ctx context.Context, s blob.Store, layer image.Digest) (meta, data st
 			return "", "", fmt.Errorf("layer %s: %w", layer, err)
 		}
 		if size != b.size {
-			return "", "", errdefs.New(errdefs.DataLoss, "layer "+string(layer), "blob %s has %d bytes, not %d", b.d, size, b.size).
+			return "", "", errdefs.New(errdefs.DataLoss, "layer "+string(layer),
+				"blob %s has %d bytes, not %d", b.d, size, b.size).
 				WithHint("Import its image again")
 		}
 		if *b.path, err = local.Path(ctx, b.d); err != nil {

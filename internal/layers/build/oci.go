@@ -29,14 +29,15 @@ const (
 	maxConfigEnv = 1000 // variables
 )
 
-// OCI imports one image of a tar of an OCI image layout directory, or of the older form that docker save writes. Each of
-// its layers becomes one of ours. Every size and digest on the way is verified.
+// OCI imports one image of a tar of an OCI image layout directory, or of the older form that docker save writes. Each
+// of its layers becomes one of ours. Every size and digest on the way is verified.
 func (b *Builder) OCI(ctx context.Context, r io.Reader, opts ArchiveOptions) (Result, error) {
 	key := opts.Key
 	if key != "" {
 		key += " " + opts.Reference
 	}
-	return b.join(ctx, "oci", key, opts.Report, func(ctx context.Context, p *progress) (Result, error) {
+	r, done := own(r, opts.Key)
+	return b.join(ctx, "oci", key, opts.Report, done, func(ctx context.Context, p *progress) (Result, error) {
 		if err := roomFor(b.dir, opts.Size, b.limits.Reserve); err != nil {
 			return Result{}, err
 		}
@@ -195,7 +196,7 @@ func (b *Builder) openLayout(
 
 // spool copies the archive, decompressed, to f.
 func (b *Builder) spool(ctx context.Context, f *os.File, r io.Reader, a *layout, p *progress) (int64, error) {
-	packed := &meter{ctx: ctx, r: r, on: p.add}
+	packed := &meter{alive: aliveIn(ctx), r: r, on: p.add}
 	t := tarReader{archive: a.archive, limits: b.limits}
 	plain, name, closer, err := decompress(packed)
 	if err != nil {
@@ -317,7 +318,8 @@ func (a *layout) open(b ociBlob) (r io.Reader, check func() error, err error) {
 // document reads a blob of JSON.
 func (a *layout) document(b ociBlob) ([]byte, error) {
 	if e, ok := a.files[b.name]; ok && e.size > a.limits.Document {
-		return nil, a.bad("%q has %d bytes, more than the %d that a manifest may have", clip(b.name), e.size, a.limits.Document)
+		return nil, a.bad("%q has %d bytes, more than the %d that a manifest may have", clip(b.name), e.size,
+			a.limits.Document)
 	}
 	r, check, err := a.open(b)
 	if err != nil {
@@ -427,7 +429,8 @@ func (a *layout) pick(all []v1.Descriptor, reference string) (v1.Descriptor, str
 		d, err := a.platform(found)
 		return d, suggest(d, reference), err
 	case len(found) > 1:
-		return v1.Descriptor{}, "", errdefs.New(errdefs.Invalid, a.archive, "has %d images (%s)", len(found), joinNames(names, 10)).
+		return v1.Descriptor{}, "", errdefs.New(errdefs.Invalid, a.archive, "has %d images (%s)", len(found),
+			joinNames(names, 10)).
 			WithField("reference", "").WithHint("Name one of them")
 	}
 	return found[0], suggest(found[0], reference), nil
@@ -500,7 +503,8 @@ func (a *layout) manifest(doc []byte, name string) (ociImage, error) {
 	return img, err
 }
 
-// isLayer tells the media types of file trees. How they are compressed is seen from their bytes, whatever the type says.
+// isLayer tells the media types of file trees. How they are compressed is seen from their bytes, whatever the type
+// says.
 func isLayer(t types.MediaType) bool {
 	s := string(t)
 	if strings.Contains(s, "encrypted") {

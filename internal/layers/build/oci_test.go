@@ -438,8 +438,18 @@ func TestBadOCIArchives(t *testing.T) {
 		kind errdefs.Kind
 		says string
 	}{
-		{"no index", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) { delete(f, "index.json") }}, "", errdefs.Invalid, "no index.json"},
-		{"an index that is no JSON", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) { f["index.json"] = []byte("{") }}, "", errdefs.Invalid, "index.json"},
+		{
+			"no index",
+			ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) { delete(f, "index.json") }},
+			"", errdefs.Invalid,
+			"no index.json",
+		},
+		{
+			"an index that is no JSON",
+			ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) { f["index.json"] = []byte("{") }},
+			"", errdefs.Invalid,
+			"index.json",
+		},
 		{"an index of 10 MB", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) {
 			f["index.json"] = append(f["index.json"], bytes.Repeat([]byte(" "), 10<<20)...)
 		}}, "", errdefs.Invalid, "bytes, more than the 4194304"},
@@ -478,15 +488,60 @@ func TestBadOCIArchives(t *testing.T) {
 		}}, "", errdefs.Invalid, "which the image needs"},
 		{"65 layers", ociImageSpec{layers: many}, "", errdefs.Invalid, "65 layers"},
 		{"no layers", ociImageSpec{}, "", errdefs.Invalid, "without layers"},
-		{"a layer that is no file tree", ociImageSpec{layers: [][]byte{good}, media: "application/vnd.in-toto+json"}, "", errdefs.Invalid, "no file tree"},
-		{"an encrypted layer", ociImageSpec{layers: [][]byte{good}, media: "application/vnd.oci.image.layer.v1.tar+gzip+encrypted"}, "", errdefs.Invalid, "no file tree"},
-		{"another architecture", ociImageSpec{layers: [][]byte{good}, arch: "vax"}, "", errdefs.FailedPrecondition, "vax"},
-		{"another architecture in an index", ociImageSpec{layers: [][]byte{good}, arch: "vax", indexed: true}, "", errdefs.FailedPrecondition, "plan9/mips"},
-		{"a reference that is not there", ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}}, "c", errdefs.NotFound, "It has: a, b"},
-		{"several images and no reference", ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}}, "", errdefs.Invalid, "has 2 images (a, b)"},
-		{"a variable without a name", ociImageSpec{layers: [][]byte{good}, config: map[string]any{"Env": []string{"=x"}}}, "", errdefs.Invalid, "variable"},
-		{"a relative working directory", ociImageSpec{layers: [][]byte{good}, config: map[string]any{"WorkingDir": "../x"}}, "", errdefs.Invalid, "not absolute"},
-		{"a second layer that is hostile", ociImageSpec{layers: [][]byte{good, makeTar(t, ent{name: "../x", body: "x"})}}, "", errdefs.Invalid, `layer 2: entry 1 "../x" leaves the root`},
+		{
+			"a layer that is no file tree",
+			ociImageSpec{layers: [][]byte{good}, media: "application/vnd.in-toto+json"},
+			"", errdefs.Invalid,
+			"no file tree",
+		},
+		{
+			"an encrypted layer",
+			ociImageSpec{layers: [][]byte{good}, media: "application/vnd.oci.image.layer.v1.tar+gzip+encrypted"},
+			"", errdefs.Invalid,
+			"no file tree",
+		},
+		{
+			"another architecture",
+			ociImageSpec{layers: [][]byte{good}, arch: "vax"},
+			"", errdefs.FailedPrecondition,
+			"vax",
+		},
+		{
+			"another architecture in an index",
+			ociImageSpec{layers: [][]byte{good}, arch: "vax", indexed: true},
+			"", errdefs.FailedPrecondition,
+			"plan9/mips",
+		},
+		{
+			"a reference that is not there",
+			ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}},
+			"c", errdefs.NotFound,
+			"It has: a, b",
+		},
+		{
+			"several images and no reference",
+			ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}},
+			"", errdefs.Invalid,
+			"has 2 images (a, b)",
+		},
+		{
+			"a variable without a name",
+			ociImageSpec{layers: [][]byte{good}, config: map[string]any{"Env": []string{"=x"}}},
+			"", errdefs.Invalid,
+			"variable",
+		},
+		{
+			"a relative working directory",
+			ociImageSpec{layers: [][]byte{good}, config: map[string]any{"WorkingDir": "../x"}},
+			"", errdefs.Invalid,
+			"not absolute",
+		},
+		{
+			"a second layer that is hostile",
+			ociImageSpec{layers: [][]byte{good, makeTar(t, ent{name: "../x", body: "x"})}},
+			"", errdefs.Invalid,
+			`layer 2: entry 1 "../x" leaves the root`,
+		},
 		{"a layer whose tar is another than the config says", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) {
 			other := gz(t, makeTar(t, ent{name: "g", body: "g"}))
 			f["blobs/sha256/"+digestOf(other)[7:]] = other
@@ -519,4 +574,3 @@ func TestBadOCIArchives(t *testing.T) {
 		})
 	}
 }
-

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// The EROFS writer gives each name an inode of its own. relink makes the further names of a hard link point to the inode
-// of the first, so that they have one number and show as links of each other. It changes nothing but the inode numbers
-// in directory entries; the stand-in inodes are left without a name.
+// The EROFS writer gives each name an inode of its own. relink makes the further names of a hard link point to the
+// inode of the first, so that they have one number and show as links of each other. It changes nothing but the inode
+// numbers in directory entries; the stand-in inodes are left without a name.
 //
 // See the kernel's Documentation/filesystems/erofs.rst for the layout.
 func relink(img []byte, root *node) error {

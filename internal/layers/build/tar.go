@@ -32,7 +32,8 @@ const (
 	capRevision2 = 0x02000000
 )
 
-// tarReader reads one tar into a layer. Nothing of it touches the host's file system: a name is a walk through the tree.
+// tarReader reads one tar into a layer. Nothing of it touches the host's file system: a name is a walk through the
+// tree.
 type tarReader struct {
 	archive string // for messages
 	limits  Limits

@@ -56,7 +56,8 @@ func (u *Uploads) Upload(ctx context.Context, r io.Reader) (id string, n int64, 
 	u.mu.Lock()
 	if len(u.running) >= maxUploads {
 		u.mu.Unlock()
-		return "", 0, errdefs.New(errdefs.Exhausted, "upload", "%d uploads run already", maxUploads).WithRetryAfter(10 * time.Second)
+		return "", 0, errdefs.New(errdefs.Exhausted, "upload", "%d uploads run already", maxUploads).
+			WithRetryAfter(10 * time.Second)
 	}
 	u.running[name] = 0
 	u.mu.Unlock()
@@ -80,7 +81,7 @@ func (u *Uploads) Upload(ctx context.Context, r io.Reader) (id string, n int64, 
 		return "", 0, errors.Join(err, f.Close())
 	}
 	next := int64(0)
-	in := &meter{ctx: ctx, r: r, check: func(total int64) error {
+	in := &meter{alive: aliveIn(ctx), r: r, check: func(total int64) error {
 		u.mu.Lock()
 		u.running[name] = total
 		all := kept

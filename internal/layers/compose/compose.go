@@ -171,9 +171,9 @@ type Upper struct {
 }
 
 // Overlay makes a root file system: the layers, lowest first, seen through the user namespace, under the upper. The
-// result is a detached mount, the caller's. Device nodes in it cannot be opened, whoever made them; set-user-id programs
-// work. Without an upper it is refused.
-func (c *Composer) Overlay(ctx context.Context, layers []image.Digest, userns *os.File, up Upper) (_ *os.File, err error) {
+// result is a detached mount, the caller's. Device nodes in it cannot be opened, whoever made them; set-user-id
+// programs work. Without an upper it is refused.
+func (c *Composer) Overlay(ctx context.Context, layers []image.Digest, userns *os.File, up Upper) (*os.File, error) {
 	switch {
 	case up.Dir == nil || up.Work == nil:
 		return nil, errdefs.New(errdefs.Invalid, "overlay", "no upper directory")

@@ -2,13 +2,13 @@
 // caller.
 //
 // The standard library forks when it is to make a user namespace: it copies the page tables, and both sides pay for
-// every page that they touch afterwards. Here the child shares the caller's memory until exec, and the caller's thread is not
-// held up meanwhile, so that it can write the maps of ids. The child runs no Go: it is a loop of a few instructions in
-// assembly that performs a list of system calls, which the caller prepared, and touches neither a stack nor any memory
-// but that list.
+// every page that they touch afterwards. Here the child shares the caller's memory until exec, and the caller's thread
+// is not held up meanwhile, so that it can write the maps of ids. The child runs no Go: it is a loop of a few
+// instructions in assembly that performs a list of system calls, which the caller prepared, and touches neither a
+// stack nor any memory but that list.
 //
-// Order of calls: Start; WriteMaps and whatever else needs the child before it is somebody; Release; Exec. All functions
-// may be called at once for different children.
+// Order of calls: Start; the maps of ids and whatever else needs the child before it is somebody; Release; Exec. All
+// functions may be called at once for different children.
 package clone
 
 import (
@@ -19,14 +19,15 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sandsea/sandsea/internal/linux/userns"
 )
 
 // Spec is one child.
 type Spec struct {
 	// Flags are the CLONE_NEW flags of the namespaces.
 	Flags uint64
+	// Owner is the user that owns a new user namespace, and to whom the kernel charges what is counted by user in it; 0
+	// is the caller's. Nobody should be this user who is not inside.
+	Owner uint32
 	// Cgroup is the v2 cgroup directory in which the child is born.
 	Cgroup *os.File
 	// Tasks are open tasks files of v1 cgroups, which the child enters by itself before it is released.
@@ -90,7 +91,7 @@ func Start(s Spec) (_ *Child, err error) {
 		args.flags |= unix.CLONE_INTO_CGROUP
 		args.cgroup = uint64(s.Cgroup.Fd())
 	}
-	pid, pidfd, err := c.list.start(args)
+	pid, pidfd, err := c.list.start(args, s.Owner)
 	runtime.KeepAlive(s)
 	if err != nil {
 		return nil, fmt.Errorf("clone: %w", err)
@@ -99,11 +100,7 @@ func Start(s Spec) (_ *Child, err error) {
 	return c, nil
 }
 
-// WriteMaps gives the child's user namespace its ids: 0 to 65,535 inside are base and on outside. Only then can it become
-// root of it, which is its first step after Release.
-func (c *Child) WriteMaps(base uint32) error { return userns.WriteMaps(c.Pid, base) }
-
-// Release lets the child go on to exec.
+// Release lets the child go on: it becomes root of its user namespace, which must have its maps by now, and calls exec.
 func (c *Child) Release() error {
 	_, err := c.gate.Write([]byte{1})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandsea/sandsea/internal/linux/clone"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
+	"github.com/sandsea/sandsea/internal/linux/userns"
 )
 
 const base = 0x7ff00000
@@ -67,7 +68,7 @@ func run(t *testing.T, flags uint64, script string) string {
 	c := start(t, clone.Spec{
 		Flags: flags, Path: "/bin/sh", Argv: []string{"sh", "-c", script}, Files: []*os.File{null, w, w, nil, r},
 	})
-	for _, err := range []error{c.WriteMaps(base), c.Release(), c.Exec(), w.Close()} {
+	for _, err := range []error{userns.WriteMaps(c.Pid, base), c.Release(), c.Exec(), w.Close()} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,6 +111,56 @@ func TestTheProgramHasItsDescriptorsAndNoOthers(t *testing.T) {
 	}
 }
 
+func TestANamespaceBelongsToTheOwnerThatIsNamed(t *testing.T) {
+	for _, owner := range []uint32{0, base} {
+		c := start(t, clone.Spec{
+			Flags: unix.CLONE_NEWUSER, Owner: owner, Path: "/bin/cat", Argv: []string{"cat", "/proc/self/status"},
+		})
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", c.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := unix.IoctlGetUint32(int(ns.Fd()), unix.NS_GET_OWNER_UID)
+		ns.Close()
+		if err != nil || got != owner {
+			t.Errorf("owner %d, %v, want %d", got, err, owner)
+		}
+		if err := errors.Join(userns.WriteMaps(c.Pid, base), c.Release(), c.Exec()); err != nil {
+			t.Error(err)
+		}
+		reap(t, c)
+		// No thread of ours is left with another user or without its capabilities.
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/status")
+			if errors.Is(err, os.ErrNotExist) {
+				continue // it ended
+			}
+			if got, want := identity(b), identity(own); got != want || err != nil {
+				t.Errorf("thread %s is %q, %v, the process %q", task.Name(), got, err, want)
+			}
+		}
+	}
+}
+
+// identity are the lines of a status file that tell users and capabilities.
+func identity(status []byte) string {
+	var out []string
+	for line := range strings.Lines(string(status)) {
+		if strings.HasPrefix(line, "Uid:") || strings.HasPrefix(line, "Cap") {
+			out = append(out, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
 func TestManyAtOnceWhileTheCallerCollectsGarbage(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root for namespaces")
@@ -143,7 +194,7 @@ func TestManyAtOnceWhileTheCallerCollectsGarbage(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				err = errors.Join(c.WriteMaps(base), c.Release(), c.Exec(), w.Close())
+				err = errors.Join(userns.WriteMaps(c.Pid, base), c.Release(), c.Exec(), w.Close())
 				out, rerr := io.ReadAll(r)
 				r.Close()
 				var ws syscall.WaitStatus
@@ -163,7 +214,7 @@ func TestManyAtOnceWhileTheCallerCollectsGarbage(t *testing.T) {
 func TestWhatGoesWrongIsTold(t *testing.T) {
 	t.Run("a program that is not there", func(t *testing.T) {
 		c := start(t, clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/no/such/program", Argv: []string{"x"}})
-		if err := errors.Join(c.WriteMaps(base), c.Release()); err != nil {
+		if err := errors.Join(userns.WriteMaps(c.Pid, base), c.Release()); err != nil {
 			t.Fatal(err)
 		}
 		err := c.Exec()

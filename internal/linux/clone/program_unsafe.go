@@ -15,18 +15,14 @@ type cloneArgs struct {
 	flags      uint64
 	pidfd      uint64
 	childTID   uint64
-	parentTID  uint64
+	_          uint64 // parentTID
 	exitSignal uint64
-	stack      uint64
-	stackSize  uint64
-	tls        uint64
-	setTID     uint64
-	setTIDSize uint64
+	_          [5]uint64 // stack, its size, TLS, and two about chosen pids
 	cgroup     uint64
 }
 
-// call is one system call of the child; the layout is known to the assembly. The child goes on when the result is at least
-// min, else it stores the result there and ends.
+// call is one system call of the child; the layout is known to the assembly. The child goes on when the result is at
+// least min, else it stores the result there and ends.
 type call struct {
 	nr, a1, a2, a3, a4, a5 uintptr
 	min                    int
@@ -48,8 +44,8 @@ const (
 	stepExec    stepName = "exec"
 )
 
-// program is all the memory that the child looks at. It must stay where it is until the child has called exec or is gone:
-// the heap does not move, and a reference is held until wait returns.
+// program is all the memory that the child looks at. It must stay where it is until the child has called exec or is
+// gone: the heap does not move, and a reference is held until wait returns.
 type program struct {
 	calls []call
 	names []stepName
@@ -109,7 +105,7 @@ func newProgram(s Spec, files []int, gate [2]int) (*program, error) {
 
 // start clones. Every signal is blocked while it does, so that the child is born with all blocked: a handler would run
 // Go in it. The program that it becomes sets its own mask.
-func (p *program) start(args *cloneArgs) (pid, pidfd int, err error) {
+func (p *program) start(args *cloneArgs, owner uint32) (pid, pidfd int, err error) {
 	p.pidfd = -1
 	p.inMemory.Store(1)
 	args.pidfd = uint64(uintptr(unsafe.Pointer(&p.pidfd)))
@@ -122,10 +118,14 @@ func (p *program) start(args *cloneArgs) (pid, pidfd int, err error) {
 		uintptr(unsafe.Pointer(&old)), 8, 0, 0); errno != 0 {
 		return 0, 0, errno
 	}
-	r := clone3(args, unsafe.Sizeof(*args), &p.calls[0])
+	var r int
+	err = asOwner(owner, func() { r = clone3(args, unsafe.Sizeof(*args), &p.calls[0]) })
 	// The old mask is valid, so this cannot go wrong.
 	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&old)), 0, 8, 0, 0)
 	runtime.KeepAlive(args)
+	if err != nil {
+		return 0, 0, err
+	}
 	if r < 0 {
 		return 0, 0, syscall.Errno(-r)
 	}

@@ -26,7 +26,7 @@ type options struct {
 // read when it is first wanted. A file system that cannot do it is read as usual.
 func DirectIO() Option { return func(o *options) { o.directIO = true } }
 
-// Mount returns the root of a detached, read-only mount of the image. The descriptor is opened O_PATH and close-on-exec.
+// Mount returns the root of a detached, read-only mount of the image. The descriptor is O_PATH and close-on-exec.
 // Device nodes in it cannot be opened; set-user-id programs keep their bit.
 func Mount(meta, data string, opts ...Option) (*os.File, error) {
 	var o options

@@ -44,7 +44,7 @@ func New(fstype string, attr Attr, opts ...Option) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fsopen %s: %w", fstype, err)
 	}
-	defer unix.Close(fsfd)
+	defer func() { _ = unix.Close(fsfd) }()
 	for _, o := range opts {
 		if err := set(fsfd, o); err != nil {
 			return nil, fmt.Errorf("option %s of %s: %w", o.Key, fstype, explain(fsfd, err))
@@ -260,6 +260,6 @@ func Known(fstype string) bool {
 	if err != nil {
 		return false
 	}
-	unix.Close(fd)
+	_ = unix.Close(fd)
 	return true
 }

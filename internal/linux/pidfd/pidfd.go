@@ -63,7 +63,7 @@ func Wait(ctx context.Context, f *os.File) error {
 		return fmt.Errorf("duplicate pidfd: %w", err)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return fmt.Errorf("pidfd: %w", err)
 	}
 	d := os.NewFile(uintptr(fd), "pidfd")
@@ -139,8 +139,8 @@ func Identity(f *os.File) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Probe tries whether the exit status of a process that somebody else waited for can be read: nil, or why not. It starts
-// and ends a child.
+// Probe tries whether the exit status of a process that somebody else waited for can be read: nil, or why not. It
+// starts and ends a child.
 func Probe() error {
 	runtime.LockOSThread() // the child is traced by this thread
 	defer runtime.UnlockOSThread()

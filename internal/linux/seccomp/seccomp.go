@@ -1,9 +1,9 @@
 // Package seccomp assembles the system-call filter of container sandboxes as a classic BPF program.
 //
 // The list of calls is Moby's default profile for the capabilities of a sandbox, minus what has been a way to the
-// kernel or to other sandboxes too often, and with some ioctl commands and socket protocols taken out. A call of
-// the profile's past answers EPERM, one that is younger than the table ENOSYS, so that C libraries fall back; another
-// system-call table (i386, x32) has no calls at all. The program finds a call by binary search.
+// kernel or to other sandboxes too often, and with some ioctl commands taken out; sockets are of a few families only.
+// A call of the profile's past answers EPERM, one that is younger than the table ENOSYS, so that C libraries fall back;
+// another system-call table (i386, x32) has no calls at all. The program finds a call by binary search.
 //
 // Conditions look at the low 32 bits of an argument and no more, since that is what the kernel does with each argument
 // that the profile looks at: a comparison of all 64 would let ioctl(fd, 1<<32|cmd) pass.
@@ -38,6 +38,23 @@ var capabilities = []string{
 var subtracted = []string{
 	"add_key", "bpf", "io_uring_enter", "io_uring_register", "io_uring_setup", "keyctl", "request_key", "userfaultfd",
 }
+
+// absent are calls that answer as in a kernel without them. A node has one table of asynchronous reads and writes
+// (fs.aio-max-nr) for all sandboxes, and each could fill it; databases fall back.
+var absent = []string{"io_setup"}
+
+// families are the sockets that a sandbox gets: those that programs use and that end at its network namespace. The
+// others are code that opening one may load into the kernel, and AF_VSOCK reaches the machine's own hypervisor.
+var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_PACKET}
+
+// netlinks are the protocols of AF_NETLINK that a sandbox gets.
+var netlinks = []uint32{
+	unix.NETLINK_ROUTE, unix.NETLINK_USERSOCK, unix.NETLINK_SOCK_DIAG, unix.NETLINK_AUDIT, unix.NETLINK_KOBJECT_UEVENT,
+	unix.NETLINK_GENERIC,
+}
+
+// transports are protocols over IP that a sandbox does not get: nobody uses them, and each loads a module with a past.
+var transports = []uint32{unix.IPPROTO_DCCP, unix.IPPROTO_L2TP, unix.IPPROTO_SCTP}
 
 // ioctls are commands that answer EPERM on whatever descriptor.
 var ioctls = []uint32{
@@ -157,12 +174,55 @@ func collect(table *arch.Info) (map[int][]rule, error) {
 			return nil, err
 		}
 	}
-	// nf_tables is the largest attack surface that a user namespace opens.
-	nf := rule{when: []condition{equal(0, unix.AF_NETLINK), equal(2, unix.NETLINK_NETFILTER)}, then: errno(unix.EPERM)}
-	if err := front("socket", nf); err != nil {
-		return nil, err
+	for _, name := range absent {
+		number, ok := table.SyscallNames[name]
+		if !ok {
+			return nil, fmt.Errorf("no number for %s", name)
+		}
+		rules[number] = []rule{{then: errno(unix.ENOSYS)}}
+	}
+	for name, own := range map[string][]rule{"socket": sockets(), "socketpair": pairs()} {
+		number, ok := table.SyscallNames[name]
+		if !ok {
+			return nil, fmt.Errorf("no number for %s", name)
+		}
+		rules[number] = own
 	}
 	return rules, nil
+}
+
+// sockets are the rules of socket(family, type, protocol).
+func sockets() []rule {
+	// nf_tables is the largest attack surface that a user namespace opens.
+	rules := []rule{{when: []condition{equal(0, unix.AF_NETLINK), equal(2, unix.NETLINK_NETFILTER)}, then: errno(unix.EPERM)}}
+	for _, p := range netlinks {
+		rules = append(rules, rule{when: []condition{equal(0, unix.AF_NETLINK), equal(2, p)}, then: allow})
+	}
+	rules = append(rules, rule{when: []condition{equal(0, unix.AF_NETLINK)}, then: errno(unix.EPROTONOSUPPORT)})
+	// A raw socket carries any protocol without loading it.
+	raw := condition{arg: 1, mask: sockTypes, op: bpf.JumpNotEqual, value: unix.SOCK_RAW}
+	for _, p := range transports {
+		for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
+			rules = append(rules, rule{
+				when: []condition{equal(2, p), raw, equal(0, family)}, then: errno(unix.EPROTONOSUPPORT),
+			})
+		}
+	}
+	for _, f := range families {
+		rules = append(rules, rule{when: []condition{equal(0, f)}, then: allow})
+	}
+	for _, f := range []uint32{unix.AF_VSOCK, unix.AF_ALG} {
+		rules = append(rules, rule{when: []condition{equal(0, f)}, then: errno(unix.EPERM)})
+	}
+	return append(rules, rule{then: errno(unix.EAFNOSUPPORT)})
+}
+
+// sockTypes parts the type of a socket from its flags.
+const sockTypes = 0xf
+
+// pairs are the rules of socketpair, which only AF_UNIX has beside families that nobody gets.
+func pairs() []rule {
+	return []rule{{when: []condition{equal(0, unix.AF_UNIX)}, then: allow}, {then: errno(unix.EOPNOTSUPP)}}
 }
 
 func equal(arg uint, value uint32) condition {

@@ -137,6 +137,19 @@ func TestVerdicts(t *testing.T) {
 		{"protocol 12 of another family", "socket", []uint64{unix.AF_INET, unix.SOCK_RAW, 12}, "allow"},
 		{"vsock", "socket", []uint64{unix.AF_VSOCK}, "EPERM"},
 		{"the kernel's ciphers", "socket", []uint64{unix.AF_ALG}, "EPERM"},
+		{"an IPv4 socket", "socket", []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC}, "allow"},
+		{"multipath TCP", "socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, "allow"},
+		{"frames", "socket", []uint64{unix.AF_PACKET, unix.SOCK_RAW, 0x300}, "allow"},
+		{"events of devices", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT}, "allow"},
+		{"the connector of the machine", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_DGRAM, unix.NETLINK_CONNECTOR}, "EPROTONOSUPPORT"},
+		{"SCTP", "socket", []uint64{unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP}, "EPROTONOSUPPORT"},
+		{"SCTP by IPv6 with flags behind high bits", "socket",
+			[]uint64{unix.AF_INET6, high | unix.SOCK_STREAM | unix.SOCK_CLOEXEC, high | unix.IPPROTO_SCTP}, "EPROTONOSUPPORT"},
+		{"DCCP", "socket", []uint64{unix.AF_INET, unix.SOCK_DCCP, unix.IPPROTO_DCCP}, "EPROTONOSUPPORT"},
+		{"raw packets of SCTP", "socket", []uint64{unix.AF_INET, unix.SOCK_RAW | unix.SOCK_NONBLOCK, unix.IPPROTO_SCTP}, "allow"},
+		{"a pipe of two ends", "socketpair", []uint64{unix.AF_UNIX, unix.SOCK_SEQPACKET}, "allow"},
+		{"a pair of TIPC", "socketpair", []uint64{unix.AF_TIPC, unix.SOCK_SEQPACKET}, "ENOTSUP"},
+		{"asynchronous reads", "io_setup", []uint64{1}, "ENOSYS"},
 		{"terminal size", "ioctl", []uint64{0, unix.TIOCGWINSZ}, "allow"},
 		{"cloning a range of a file", "ioctl", []uint64{0, 0x4020940D}, "allow"},
 		{"the command in another argument", "ioctl", []uint64{0, 1, 0xC0C0586D}, "allow"},
@@ -155,6 +168,23 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("%s%#x: got %s, want %s", c.call, c.args, got, c.want)
 			}
 		})
+	}
+}
+
+func TestSocketsAreOfAFewFamilies(t *testing.T) {
+	m := newMachine(t)
+	var got []uint64
+	for family := range uint64(unix.AF_MAX + 64) {
+		for kind := range uint64(16) {
+			if m.call("socket", family, kind, 0) == allow {
+				got = append(got, family)
+				break
+			}
+		}
+	}
+	want := []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_PACKET}
+	if !slices.Equal(got, want) {
+		t.Errorf("families %v, want %v", got, want)
 	}
 }
 
@@ -191,7 +221,7 @@ func TestEveryCallIsTheProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain := map[string]string{}
-	conditional := map[string]bool{"ioctl": true, "socket": true}
+	conditional := map[string]bool{"ioctl": true, "socket": true, "socketpair": true}
 	for _, s := range profile.Syscalls {
 		for _, name := range s.Names {
 			switch {
@@ -212,6 +242,9 @@ func TestEveryCallIsTheProfiles(t *testing.T) {
 		want := "EPERM"
 		if p, ok := plain[name]; ok && !slices.Contains(subtracted, name) {
 			want = p
+		}
+		if slices.Contains(absent, name) {
+			want = "ENOSYS"
 		}
 		if want == "allow" {
 			allowed++

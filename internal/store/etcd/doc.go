@@ -1,5 +1,5 @@
-// Package etcd is the store on etcd: embedded in one process (Open) or a cluster's client (Dial). It is the only package
-// that imports etcd. It passes the suite of store/conform.
+// Package etcd is the store on etcd: embedded in one process (Open) or a cluster's client (Dial). It is the only
+// package that imports etcd. It passes the suite of store/conform.
 //
 // The embedded member listens nowhere: calls go through etcd's in-process client, so that no port collides and nobody
 // else reaches the store. fsync stays on: a returned Txn survives power loss.

@@ -22,19 +22,24 @@ func TestRefusesWithTheFieldAtFault(t *testing.T) {
 		{"a duplicate", `{"key":"a","key":"b"}`, "key", "key: stands twice. Leave one"},
 		{"a duplicate in two spellings", `{"ready_timeout_ms":1,"readyTimeoutMs":2}`, "readyTimeoutMs",
 			"readyTimeoutMs: stands twice, as ready_timeout_ms too. Leave one"},
-		{"a duplicate in a map", `{"spec":{"labels":{"a":"1","a":"2"}}}`, "spec.labels.a", "spec.labels.a: stands twice. Leave one"},
+		{"a duplicate in a map", `{"spec":{"labels":{"a":"1","a":"2"}}}`, "spec.labels.a",
+			"spec.labels.a: stands twice. Leave one"},
 		{"a text for a number", `{"spec":{"limits":{"pids":"many"}}}`, "spec.limits.pids",
 			`spec.limits.pids: "many" cannot stand here. Correct the request`},
 		{"a number beyond its type", `{"spec":{"limits":{"pids":1e400}}}`, "spec.limits.pids",
 			`spec.limits.pids: 1e400 cannot stand here. Correct the request`},
 		{"an overflow", `{"spec":{"limits":{"memory_bytes":9223372036854775808}}}`, "spec.limits.memory_bytes",
 			`spec.limits.memory_bytes: 9223372036854775808 cannot stand here. Correct the request`},
-		{"a fraction", `{"spec":{"attempt":1.5}}`, "spec.attempt", `spec.attempt: 1.5 cannot stand here. Correct the request`},
-		{"a bare NaN", `{"spec":{"attempt":NaN}}`, "spec.attempt", `byte 19: invalid character 'N' at start of value. Send valid JSON`},
+		{"a fraction", `{"spec":{"attempt":1.5}}`, "spec.attempt",
+			`spec.attempt: 1.5 cannot stand here. Correct the request`},
+		{"a bare NaN", `{"spec":{"attempt":NaN}}`, "spec.attempt",
+			`byte 19: invalid character 'N' at start of value. Send valid JSON`},
 		{"an unknown enum", `{"spec":{"backend":"BACKEND_MOON"}}`, "spec.backend",
 			`spec.backend: "BACKEND_MOON" cannot stand here. Correct the request`},
-		{"an object for a list", `{"spec":{"require":{}}}`, "spec.require", `spec.require: {} cannot stand here. Correct the request`},
-		{"a wrong element", `{"spec":{"require":["a",7]}}`, "spec.require[1]", `spec.require[1]: 7 cannot stand here. Correct the request`},
+		{"an object for a list", `{"spec":{"require":{}}}`, "spec.require",
+			`spec.require: {} cannot stand here. Correct the request`},
+		{"a wrong element", `{"spec":{"require":["a",7]}}`, "spec.require[1]",
+			`spec.require[1]: 7 cannot stand here. Correct the request`},
 		{"a wrong value of a map", `{"spec":{"network":{"services":{"pypi":"yes"}}}}`, "spec.network.services.pypi",
 			`spec.network.services.pypi: "yes" cannot stand here. Correct the request`},
 		{"a list for the body", `[]`, "", `the body: [] cannot stand here. Correct the request`},
@@ -116,7 +121,8 @@ func TestAnswersUseProtoNamesAndShowEmptyLists(t *testing.T) {
 
 func FuzzUnmarshal(f *testing.F) {
 	for _, s := range []string{
-		`{"spec":{"limits":{"pids":1}}}`, `{"key":"a","key":"b"}`, `{"spec":{"labels":{"a":"b"}}}`, `[`, `{"a":[{}]}`, `{"spec":{"x":1}}`,
+		`{"spec":{"limits":{"pids":1}}}`, `{"key":"a","key":"b"}`, `{"spec":{"labels":{"a":"b"}}}`, `[`, `{"a":[{}]}`,
+		`{"spec":{"x":1}}`,
 	} {
 		f.Add(s)
 	}

@@ -76,7 +76,7 @@ func Run(t *testing.T, make func(t *testing.T) Fixture) {
 				t.Fatalf("Probe: %v", err)
 			}
 			t.Cleanup(func() {
-				ctx, stop := context.WithTimeout(context.Background(), patience)
+				ctx, stop := context.WithTimeoutCause(context.Background(), patience, errdefs.Deadline)
 				defer stop()
 				if err := s.b.Sweep(ctx, func(sandbox.ID) bool { return false }); err != nil {
 					t.Errorf("Sweep at the end: %v", err)
@@ -116,7 +116,7 @@ func (s *suite) start(t *testing.T) (sandbox.ID, backend.Instance) {
 
 func stop(t *testing.T, inst backend.Instance) backend.Exit {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errdefs.Deadline)
 	defer cancel()
 	e, err := inst.Stop(ctx, 0)
 	if err != nil {
@@ -267,8 +267,8 @@ func testStartErrors(t *testing.T, s *suite) {
 }
 
 func testCancelledStart(t *testing.T, s *suite) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the caller is gone"))
 	if inst, err := s.b.Start(ctx, newID(t), s.Plan, s.Limits, time.Now().Add(time.Hour)); err == nil {
 		stop(t, inst)
 		t.Fatal("Start succeeded for a caller who is gone")

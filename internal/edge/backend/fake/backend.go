@@ -15,6 +15,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/layers/plan"
+	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
@@ -41,9 +42,11 @@ func (f *Backend) Probe(context.Context) (node.Capabilities, error) {
 }
 
 // Start makes a box in steps at which a test may fail it.
-func (f *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time) (backend.Instance, error) {
+func (f *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time,
+) (backend.Instance, error) {
 	b := &box{
-		w: f.w, id: id, plan: p, limits: l, hard: hard, done: make(chan struct{}), groups: map[int64]*group{}, spawns: map[int64]int{},
+		w: f.w, id: id, plan: p, limits: l, hard: hard, done: make(chan struct{}), groups: map[int64]*group{},
+		spawns: map[int64]int{},
 		failed: map[int64]error{}, exits: map[int64]chronus.Exit{}, begun: map[int64]chronus.Process{},
 	}
 	f.w.mu.Lock()
@@ -82,12 +85,22 @@ func (f *Backend) hold(ctx context.Context, k keeper.Client, b *box, hard time.T
 		return err
 	}
 	defer kill.Close()
-	null, err := os.Open(os.DevNull)
+	// What a real keeper takes: a socket, and the pidfd of something that lives as long as the test.
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a control socket: %w", err)
+	}
+	control, inside := os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "inside")
+	defer control.Close()
+	defer inside.Close()
+	self, err := pidfd.Open(os.Getpid())
 	if err != nil {
 		return err
 	}
-	defer null.Close()
-	return k.Hold(ctx, keeper.Sandbox{ID: string(b.id), Control: null, Pidfd: null, Kill: kill, Hard: hard, Budget: b.limits.Output})
+	defer self.Close()
+	return k.Hold(ctx, keeper.Sandbox{
+		ID: string(b.id), Control: control, Pidfd: self, Kill: kill, Hard: hard, Budget: b.limits.Output,
+	})
 }
 
 func (f *Backend) instance(b *box) *instance { return &instance{f: f, b: b, line: newLine(b)} }
@@ -123,7 +136,7 @@ func (f *Backend) Sweep(_ context.Context, keep func(sandbox.ID) bool) error {
 func (f *Backend) undo(id sandbox.ID) {
 	f.w.remove(id)
 	if f.keep != nil {
-		ctx, stop := context.WithTimeout(context.Background(), undoLimit)
+		ctx, stop := context.WithTimeoutCause(context.Background(), undoLimit, errdefs.Deadline)
 		defer stop()
 		_ = f.keep.Release(ctx, keeper.Key{Sandbox: string(id)}) // a keeper that is away holds nothing of it
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/sandsea/sandsea/internal/record"
 )
 
-// Keeper is a keeper inside the test's process: it really drains pipes into files, keeps duplicates and fires deadlines.
-// Like a World it outlives the clients that Connect gives; Kill is its death.
+// Keeper is a keeper inside the test's process: it really drains pipes into files, keeps duplicates and fires
+// deadlines. Like a World it outlives the clients that Connect gives; Kill is its death.
 type Keeper struct {
 	mu     sync.Mutex
 	held   map[keeper.Key]*held // guarded by mu
@@ -38,6 +38,7 @@ type held struct {
 	fired   bool
 	closed  []record.Stream
 	readers []*os.File
+	wg      sync.WaitGroup // of the goroutines that read
 }
 
 // NewKeeper makes one that holds nothing.
@@ -65,11 +66,15 @@ func (k *Keeper) Connect() keeper.Client {
 func (k *Keeper) Kill() {
 	k.mu.Lock()
 	k.killed = true
+	var dropped []*held
 	for key := range k.held {
-		k.dropLocked(key)
+		dropped = append(dropped, k.dropLocked(key))
 	}
 	c := k.conn
 	k.mu.Unlock()
+	for _, h := range dropped {
+		h.finish()
+	}
 	if c != nil {
 		_ = c.Close()
 	}
@@ -96,18 +101,28 @@ func (k *Keeper) emitLocked(e keeper.Event) {
 	}
 }
 
-func (k *Keeper) dropLocked(key keeper.Key) {
+// dropLocked forgets key; the caller finishes what it gives, without the lock.
+func (k *Keeper) dropLocked(key keeper.Key) *held {
 	h := k.held[key]
 	if h == nil {
-		return
+		return nil
 	}
 	delete(k.held, key)
 	if h.timer != nil {
 		h.timer.Stop()
 	}
+	return h
+}
+
+// finish closes everything. A byte that was taken out of a pipe is in its record before: the real one splices.
+func (h *held) finish() {
+	if h == nil {
+		return
+	}
 	for _, r := range h.readers {
 		_ = r.Close()
 	}
+	h.wg.Wait()
 	h.closeFiles()
 }
 
@@ -186,6 +201,7 @@ func (h *held) killFile() *os.File {
 
 func (k *Keeper) drain(h *held, s keeper.Stream, pipe *os.File) {
 	defer k.wg.Done()
+	defer h.wg.Done()
 	size, err := s.File.Seek(0, io.SeekEnd)
 	if err != nil {
 		return
@@ -303,6 +319,7 @@ func (c *keeperConn) Record(_ context.Context, e keeper.Exec) error {
 	k.armLocked(h, e.Remaining, e.Remaining > 0)
 	for i, s := range own.Streams {
 		k.wg.Add(1)
+		h.wg.Add(1)
 		go k.drain(h, s, h.readers[i])
 	}
 	return nil
@@ -350,15 +367,15 @@ func (c *keeperConn) Release(_ context.Context, key keeper.Key) error {
 		return err
 	}
 	c.k.mu.Lock()
-	defer c.k.mu.Unlock()
-	if key.Number != 0 {
-		c.k.dropLocked(key)
-		return nil
-	}
+	var dropped []*held
 	for other := range c.k.held {
-		if other.Sandbox == key.Sandbox {
-			c.k.dropLocked(other)
+		if other == key || key.Number == 0 && other.Sandbox == key.Sandbox {
+			dropped = append(dropped, c.k.dropLocked(other))
 		}
+	}
+	c.k.mu.Unlock()
+	for _, h := range dropped {
+		h.finish()
 	}
 	return nil
 }

@@ -80,7 +80,9 @@ func (l *line) Hello(context.Context) (chronus.InForce, []chronus.Process, error
 	for _, n := range b.order {
 		out = append(out, chronus.Process{Number: n, Exited: true, Exit: b.exits[n]})
 	}
-	return chronus.InForce{Version: 1, Seccomp: true, UserNS: true, NoNewPrivs: b.plan.NoNewPrivs, OpenFiles: b.limits.OpenFiles}, out, nil
+	return chronus.InForce{
+		Version: 1, Seccomp: true, UserNS: true, NoNewPrivs: b.plan.NoNewPrivs, OpenFiles: b.limits.OpenFiles,
+	}, out, nil
 }
 
 func (l *line) Spawn(ctx context.Context, s chronus.Spawn, io chronus.Stdio) (int, error) {

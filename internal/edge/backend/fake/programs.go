@@ -44,7 +44,7 @@ type task struct {
 	number  int64
 	main    bool
 	ctx     context.Context
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	started time.Time
 	gone    chan struct{}
 	mu      sync.Mutex
@@ -60,7 +60,7 @@ func (t *task) kill(sig syscall.Signal) {
 		t.sig = sig
 	}
 	t.mu.Unlock()
-	t.cancel()
+	t.cancel(errors.New("the process ended"))
 	for _, f := range t.files {
 		_ = f.Close()
 	}
@@ -122,7 +122,7 @@ func openStdio(io chronus.Stdio) ([]*os.File, error) {
 
 // startTask begins a process; files become its own.
 func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.File) (*task, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	t := &task{
 		b: b, number: s.Number, main: main, ctx: ctx, cancel: cancel, gone: make(chan struct{}), files: files,
 		started: time.Now(),
@@ -130,7 +130,7 @@ func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.Fil
 	b.mu.Lock()
 	if b.dead {
 		b.mu.Unlock()
-		cancel()
+		cancel(nil)
 		for _, f := range files {
 			_ = f.Close()
 		}
@@ -189,7 +189,7 @@ func (t *task) run(p *Proc, run Program) {
 	b := t.b
 	defer b.wg.Done()
 	code := run(p)
-	t.cancel()
+	t.cancel(errors.New("the process ended"))
 	for _, f := range t.files {
 		_ = f.Close()
 	}
@@ -206,6 +206,8 @@ func (t *task) run(p *Proc, run Program) {
 	var l *line
 	if t.main {
 		delete(b.begun, t.number)
+	}
+	if t.main && !b.dead { // nobody is left who would tell
 		b.exits[t.number] = chronus.Exit{
 			Number: t.number, Status: status, CPU: time.Millisecond, MaxRSS: 1 << 20, Wall: time.Since(t.started),
 		}

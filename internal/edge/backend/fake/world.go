@@ -1,9 +1,9 @@
-// Package fake is a backend without a kernel, for tests: sandboxes are objects in memory, processes are goroutines that
-// run small programs (see programs.go) on real pipes.
+// Package fake is a backend without a kernel, for tests: sandboxes are objects in memory, processes are goroutines
+// that run small programs (see programs.go) on real pipes.
 //
-// A World stands for the machine. It outlives every Backend and Keeper client that is made over it, as a kernel outlives
-// an edge: a test drops a Backend without closing it and makes another over the same World. Everything that exists in
-// the World shows in Boxes, so that a test sees what is left behind. All of it is safe for concurrent use.
+// A World stands for the machine. It outlives every Backend and Keeper client that is made over it, as a kernel
+// outlives an edge: a test drops a Backend without closing it and makes another over the same World. Everything that
+// exists in the World shows in Boxes, so that a test sees what is left behind. All of it is safe for concurrent use.
 package fake
 
 import (
@@ -40,7 +40,8 @@ func NewWorld() *World {
 	}
 	for _, name := range []string{
 		node.FeatureCPU, node.FeatureDisk, node.FeatureExitFacts, node.FeatureKill, node.FeatureLayers, node.FeatureMemory,
-		node.FeatureNetwork, node.FeatureOpenFiles, node.FeatureOutput, node.FeaturePids, node.FeatureSeccomp, node.FeatureUserNS,
+		node.FeatureNetwork, node.FeatureOpenFiles, node.FeatureOutput, node.FeaturePids, node.FeatureSeccomp,
+		node.FeatureUserNS,
 	} {
 		w.caps.Features = append(w.caps.Features, node.Feature{Name: name, Status: node.OK, Mechanism: "fake"})
 	}
@@ -53,8 +54,8 @@ func NewWorld() *World {
 	return w
 }
 
-// OnStep calls f at each step of a start or stop: "start/made", "start/ready", "stop/killed". An error from it fails the
-// start there, which then undoes itself; a stop ignores it.
+// OnStep calls f at each step of a start or stop: "start/made", "start/ready", "stop/killed". An error from it fails
+// the start there, which then undoes itself; a stop ignores it.
 func (w *World) OnStep(f func(step string, id sandbox.ID) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

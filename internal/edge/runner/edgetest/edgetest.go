@@ -1,8 +1,8 @@
 // Package edgetest puts a whole edge over a fake machine, for tests: Runner, journal, admission and sweep are the real
 // ones; the backend, the keeper and the store are fakes in the test's process.
 //
-// Kill is kill -9 of the edge: from that moment nothing that the old edge still does reaches the journal, the machine or
-// the keeper. Start then is the next edge over what is left. TripAt kills at the n-th step that reaches outside.
+// Kill is kill -9 of the edge: from that moment nothing that the old edge still does reaches the journal, the machine
+// or the keeper. Start then is the next edge over what is left. TripAt kills at the n-th step that reaches outside.
 package edgetest
 
 import (
@@ -66,7 +66,9 @@ type Edge struct {
 // New starts the first edge over an empty machine.
 func New(t testing.TB, change ...func(*runner.Config)) *Edge {
 	t.Helper()
-	e := &Edge{t: t, Dir: t.TempDir(), World: fake.NewWorld(), Keeper: fake.NewKeeper(), ends: map[sandbox.ID]runner.Snapshot{}}
+	e := &Edge{
+		t: t, Dir: t.TempDir(), World: fake.NewWorld(), Keeper: fake.NewKeeper(), ends: map[sandbox.ID]runner.Snapshot{},
+	}
 	if len(change) > 0 {
 		e.Change = change[0]
 	}
@@ -106,7 +108,8 @@ func (e *Edge) TryStart(n int) error {
 	if e.Caps, err = b.Probe(context.Background()); err != nil {
 		return err
 	}
-	e.Room, err = admission.New(admission.Of(e.Caps, admission.Overcommit{}), func() (int64, error) { return 1 << 40, nil })
+	free := func() (int64, error) { return 1 << 40, nil }
+	e.Room, err = admission.New(admission.Of(e.Caps, admission.Overcommit{}), free)
 	if err != nil {
 		return err
 	}
@@ -259,7 +262,7 @@ func (e *Edge) TryRun(id sandbox.ID, key string, argv ...string) (sessions.Answe
 		return sessions.Answer{}, err
 	}
 	defer u.Done()
-	ctx, stop := context.WithTimeout(context.Background(), Patience)
+	ctx, stop := context.WithTimeoutCause(context.Background(), Patience, errdefs.Deadline)
 	defer stop()
 	return u.Commands.Run(ctx, sessions.Start{Command: sessions.Command{Argv: argv}, Key: key}, 0)
 }
@@ -434,7 +437,8 @@ type machine struct {
 	t *trip
 }
 
-func (m machine) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time) (backend.Instance, error) {
+func (m machine) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time,
+) (backend.Instance, error) {
 	if err := m.t.before(); err != nil {
 		return nil, err
 	}

@@ -149,7 +149,8 @@ func absent(t *testing.T, s blob.Store) {
 }
 
 func malformed(t *testing.T, s blob.Store) {
-	for _, d := range []image.Digest{"", "sha256:", "sha256:../../../../etc/passwd", image.Digest("sha256:" + fmt.Sprintf("%064X", 10))} {
+	upper := image.Digest("sha256:" + fmt.Sprintf("%064X", 10))
+	for _, d := range []image.Digest{"", "sha256:", "sha256:../../../../etc/passwd", upper} {
 		_, err := s.Stat(t.Context(), d)
 		wantKind(t, err, errdefs.Invalid)
 		_, err = s.ReadAt(t.Context(), d, make([]byte, 1), 0)
@@ -269,17 +270,19 @@ func all(t *testing.T, s blob.Store) {
 	if got := list(t, s); len(got) != 5 || len(slices.Compact(got)) != 5 {
 		t.Errorf("%d blobs, want 5", len(got))
 	}
-	for range s.All(t.Context()) {
+	for _, err := range s.All(t.Context()) {
+		must(t, err)
 		break
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	gone := errors.New("gone away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
 	var last error
 	for _, err := range s.All(ctx) {
 		last = err
 	}
-	if !errors.Is(last, context.Canceled) {
-		t.Errorf("got %v, want that the context was cancelled", last)
+	if !errors.Is(last, gone) {
+		t.Errorf("got %v, want %v", last, gone)
 	}
 }
 
@@ -357,9 +360,10 @@ func commitAgain(t *testing.T, s blob.Store) {
 func commitCancelled(t *testing.T, s blob.Store) {
 	b, d := Bytes(1, 1000)
 	w := stage(t, creator(t, s), b)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := w.Commit(ctx); !errors.Is(err, context.Canceled) {
+	gone := errors.New("gone away")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if _, err := w.Commit(ctx); !errors.Is(err, gone) {
 		t.Errorf("got %v", err)
 	}
 	wantNone(t, s, d)

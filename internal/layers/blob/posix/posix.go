@@ -1,9 +1,9 @@
 // Package posix keeps blobs as plain files below one directory of a local or shared file system, as
 // sha256/<first two digits>/<digest>.
 //
-// It promises what blob.Store and blob.Creator say. A blob appears by rename after its bytes are verified and synced, so
-// a crash leaves at most temporary files, which carry a lock while their writer lives; Sweep removes those without. Any
-// number of processes may use one directory at once; within a process a Store may be used by any number of goroutines.
+// It promises what blob.Store and blob.Creator say. A blob appears by rename after its bytes are verified and synced,
+// so a crash leaves at most temporary files, which carry a lock while their writer lives; Sweep removes those without.
+// Any number of processes may use one directory at once, and within a process any number of goroutines one Store.
 package posix
 
 import (
@@ -176,11 +176,9 @@ func (s *Store) All(ctx context.Context) iter.Seq2[image.Digest, error] {
 	return func(yield func(image.Digest, error) bool) {
 		stop := errors.New("stop")
 		err := s.walk(ctx, func(path, name string) error {
-			d, err := image.ParseDigest("sha256:" + name)
-			if err != nil || s.path(d) != path {
-				return nil // a temporary file or not ours
-			}
-			if !yield(d, nil) {
+			d, perr := image.ParseDigest("sha256:" + name)
+			// What is no blob is a temporary file, or not ours.
+			if perr == nil && s.path(d) == path && !yield(d, nil) {
 				return stop
 			}
 			return nil

@@ -61,6 +61,8 @@ func crash(s syscall.Signal) bool {
 // counter in between.
 const oomWindow = 2 * time.Second
 
+var errNoStatus = errors.New("nobody waits for PID 1")
+
 // evidence gathers the facts about a dead PID 1 and judges them.
 func (i *Instance) evidence(ctx context.Context) backend.Exit {
 	var f facts
@@ -70,7 +72,7 @@ func (i *Instance) evidence(ctx context.Context) backend.Exit {
 	if n, err := i.group.OOMKills(); err == nil {
 		f.oom = n > seen || n > 0 && time.Since(at) < oomWindow
 	}
-	ctx, stop := context.WithTimeout(ctx, statusLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, statusLimit, errNoStatus)
 	defer stop()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		ws, ok, err := pidfd.ExitStatus(i.pidfd)

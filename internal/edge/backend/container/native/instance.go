@@ -38,7 +38,7 @@ type Instance struct {
 	enforce  map[string]string
 
 	broke    chan struct{} // has room for one: the line ended by itself
-	unwatch  context.CancelFunc
+	unwatch  context.CancelCauseFunc
 	watching sync.WaitGroup
 	done     chan struct{}
 	end      sync.Once // closes done
@@ -101,8 +101,8 @@ func (i *Instance) Pid() int { return i.pid }
 // Enforcement implements backend.Instance.
 func (i *Instance) Enforcement() map[string]string { return i.enforce }
 
-// held is what the keeper is given, with a kill file that the caller closes. ok is false once the sandbox is being given
-// back.
+// held is what the keeper is given, with a kill file that the caller closes. ok is false once the sandbox is being
+// given back.
 func (i *Instance) held() (_ keeper.Sandbox, ok bool, err error) {
 	i.mu.Lock()
 	gone, budget := i.gone, i.limits.Output
@@ -129,12 +129,12 @@ func (i *Instance) lineEnded() {
 
 // watch starts to look for the end. It is false when the Backend is closing.
 func (b *Backend) watch(i *Instance) bool {
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancelCause(context.Background())
 	i.unwatch = stop
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		stop()
+		stop(errLeft)
 		return false
 	}
 	i.watching.Add(1)
@@ -145,6 +145,11 @@ func (b *Backend) watch(i *Instance) bool {
 	return true
 }
 
+var (
+	errLeft  = errors.New("the edge gave the sandbox up")
+	errGrace = errors.New("the grace is over")
+)
+
 // lineGrace is how long after the end of the line PID 1 may take to be gone before it counts as broken by itself.
 const lineGrace = time.Second
 
@@ -152,8 +157,8 @@ func (i *Instance) waitForEnd(ctx context.Context) {
 	dead := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(errLeft)
 	wg.Go(func() { dead <- pidfd.Wait(ctx, i.pidfd) })
 	var err error
 	select {
@@ -171,6 +176,7 @@ func (i *Instance) waitForEnd(ctx context.Context) {
 	}
 	if err != nil {
 		i.b.log.Error("cannot watch a sandbox", "sandbox", i.id, "err", err)
+		i.finish(backend.Exit{Cause: sandbox.CauseInfraUnknown, Detail: "it could not be watched"})
 		return
 	}
 	e := i.evidence(ctx)
@@ -362,7 +368,7 @@ func (i *Instance) kill(ctx context.Context, grace time.Duration) error {
 
 // terminate sends TERM to every process but PID 1, once each, until none is left or grace is over.
 func (i *Instance) terminate(ctx context.Context, grace time.Duration) error {
-	ctx, stop := context.WithTimeout(ctx, grace)
+	ctx, stop := context.WithTimeoutCause(ctx, grace, errGrace)
 	defer stop()
 	told := map[int]bool{i.pid: true}
 	wait := time.Millisecond
@@ -390,8 +396,8 @@ func (i *Instance) terminate(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// signal reaches processes that are certainly the sandbox's: a number may be another's by the time it is used, so each is
-// named by a pidfd first and looked for in the group once more.
+// signal reaches processes that are certainly the sandbox's: a number may be another's by the time it is used, so each
+// is named by a pidfd first and looked for in the group once more.
 func (i *Instance) signal(pids []int, sig syscall.Signal) error {
 	named := map[int]*os.File{}
 	defer func() {
@@ -450,7 +456,7 @@ func (i *Instance) abandon() {
 	i.left = true
 	i.mu.Unlock()
 	i.leave()
-	i.group.Close()
+	_ = i.group.Close()
 }
 
 // leave closes what this edge holds. The group stays open until the end, since killing needs it.
@@ -463,10 +469,10 @@ func (i *Instance) leave() {
 		return
 	}
 	if i.unwatch != nil {
-		i.unwatch()
+		i.unwatch(errLeft)
 	}
 	i.watching.Wait()
-	i.line.Close()
+	_ = i.line.Close()
 	i.pidfd.Close()
 	i.control.Close()
 }

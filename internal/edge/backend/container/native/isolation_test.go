@@ -282,11 +282,12 @@ func TestLimitsHold(t *testing.T) {
 		deadline := time.Now().Add(time.Second)
 		var most int64
 		for time.Now().Before(deadline) {
-			u, err := b.Usage(t.Context())
+			// The controller's own count goes one too far for the moment in which it refuses.
+			pids, err := b.group.Pids()
 			if err != nil {
 				t.Fatal(err)
 			}
-			most = max(most, u.Pids)
+			most = max(most, int64(len(pids)))
 		}
 		if most > smallLimits.Pids {
 			t.Errorf("%d processes, limit %d", most, smallLimits.Pids)

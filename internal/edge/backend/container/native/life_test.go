@@ -21,27 +21,26 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-func status(sig syscall.Signal, code int) syscall.WaitStatus {
-	return syscall.WaitStatus(code<<8 | int(sig))
-}
-
 func TestTheCauseOfAnEndFollowsTheEvidence(t *testing.T) {
+	signal := func(s syscall.Signal) facts { return facts{status: syscall.WaitStatus(s), known: true} }
+	exit := func(code int) facts { return facts{status: syscall.WaitStatus(code << 8), known: true} }
+	oom := func(f facts) facts { f.oom = true; return f }
 	for name, c := range map[string]struct {
 		facts facts
 		want  sandbox.Cause
 	}{
-		"killed, and the out-of-memory counter moved":    {facts{status(syscall.SIGKILL, 0), true, true}, sandbox.CauseOOM},
-		"killed from outside":                            {facts{status(syscall.SIGKILL, 0), true, false}, sandbox.CauseInfraKilled},
-		"crashed":                                        {facts{status(syscall.SIGSEGV, 0), true, false}, sandbox.CauseInfraInit},
-		"crashed while something else was out of memory": {facts{status(syscall.SIGBUS, 0), true, true}, sandbox.CauseInfraInit},
-		"aborted":                 {facts{status(syscall.SIGABRT, 0), true, false}, sandbox.CauseInfraInit},
-		"orphaned":                {facts{status(0, endOrphaned), true, false}, sandbox.CauseInfraOrphaned},
-		"gave up by itself":       {facts{status(0, endLast), true, false}, sandbox.CauseInfraInit},
-		"exited":                  {facts{status(0, 0), true, false}, sandbox.CauseAgentDestroyed},
-		"ended by another signal": {facts{status(syscall.SIGTERM, 0), true, false}, sandbox.CauseAgentDestroyed},
-		"nothing is known":        {facts{}, sandbox.CauseInfraUnknown},
-		"nothing is known but that it was out of memory":     {facts{oom: true}, sandbox.CauseOOM},
-		"exited after something else had been out of memory": {facts{status(0, 1), true, true}, sandbox.CauseAgentDestroyed},
+		"killed, and the out-of-memory counter moved":    {oom(signal(syscall.SIGKILL)), sandbox.CauseOOM},
+		"killed from outside":                            {signal(syscall.SIGKILL), sandbox.CauseInfraKilled},
+		"crashed":                                        {signal(syscall.SIGSEGV), sandbox.CauseInfraInit},
+		"crashed while something else was out of memory": {oom(signal(syscall.SIGBUS)), sandbox.CauseInfraInit},
+		"aborted":                 {signal(syscall.SIGABRT), sandbox.CauseInfraInit},
+		"ended by another signal": {signal(syscall.SIGTERM), sandbox.CauseAgentDestroyed},
+		"orphaned":                {exit(endOrphaned), sandbox.CauseInfraOrphaned},
+		"gave up by itself":       {exit(endLast), sandbox.CauseInfraInit},
+		"exited":                  {exit(0), sandbox.CauseAgentDestroyed},
+		"exited after something was out of memory":       {oom(exit(1)), sandbox.CauseAgentDestroyed},
+		"nothing is known":                               {facts{}, sandbox.CauseInfraUnknown},
+		"nothing is known but that it was out of memory": {facts{oom: true}, sandbox.CauseOOM},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := cause(c.facts); got.Cause != c.want || got.Detail == "" {
@@ -145,6 +144,8 @@ func TestKillOfTheSpawner(t *testing.T) {
 	for round := range 5 {
 		var wg sync.WaitGroup
 		stop := make(chan struct{})
+		end := sync.OnceFunc(func() { close(stop); wg.Wait() })
+		t.Cleanup(end)
 		var mu sync.Mutex
 		done, failed := 0, 0
 		for range 4 {
@@ -159,9 +160,7 @@ func TestKillOfTheSpawner(t *testing.T) {
 					mu.Lock()
 					if err != nil {
 						failed++
-						if !errors.Is(err, errdefs.Unavailable) {
-							t.Errorf("Start = %v, want Unavailable", err)
-						}
+						t.Errorf("Start = %v", err)
 					} else {
 						done++
 					}
@@ -187,10 +186,10 @@ func TestKillOfTheSpawner(t *testing.T) {
 		}
 		before := count()
 		wait.Until(t, patience, func() bool { return count() > before+4 }, "creates by the successor")
-		close(stop)
-		wg.Wait()
+		end()
 		if failed > 0 {
 			t.Errorf("%d of %d creates failed though the spawner came back", failed, failed+done)
+			break
 		}
 		if left := m.left(t); len(left) != 2 { // those of keeps
 			t.Errorf("left: %q", left)
@@ -420,19 +419,23 @@ func TestOutputOfSandboxesThatAreNotKeptIsSwept(t *testing.T) {
 func TestStopGivesTheGraceToProcessesThatAreInNoCommandAnyMore(t *testing.T) {
 	m := use(t)
 	b := m.open(t).start(t, m.plan(), smallLimits)
-	b.sh("(trap 'echo bye > /root/bye; exit' TERM; touch /root/armed; while :; do sleep 0.01; done) >/dev/null 2>&1 &")
+	out, end := b.begin(chronus.IDs{}, "/bin/sh", "-c",
+		"(trap 'echo bye; exit' TERM; touch /root/armed; while :; do sleep 0.01; done) & exit 0")
+	if ws := end(); ws != 0 {
+		t.Fatalf("status %v", ws)
+	}
 	up, err := m.uppers.Find(string(b.id))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer up.Close()
-	file := func(name string) string { return fmt.Sprintf("/proc/self/fd/%d/root/%s", up.Dir.Fd(), name) }
-	wait.Until(t, patience, func() bool { _, err := os.Stat(file("armed")); return err == nil }, "the trap")
+	armed := fmt.Sprintf("/proc/self/fd/%d/root/armed", up.Dir.Fd())
+	wait.Until(t, patience, func() bool { _, err := os.Stat(armed); return err == nil }, "the trap")
 	if _, err := b.Stop(t.Context(), patience); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(file("bye")); err != nil || string(got) != "bye\n" {
-		t.Errorf("what it wrote on TERM: %q, %v", got, err)
+	if got := out(); !strings.HasSuffix(got, "bye\n") { // the shell may say more
+		t.Errorf("what it wrote on TERM: %q", got)
 	}
 }
 
@@ -446,7 +449,8 @@ func TestAnInstanceThatIsGoneRefusesPolitely(t *testing.T) {
 	if err := b.Update(t.Context(), smallLimits); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("Update = %v", err)
 	}
-	if _, err := b.Channel().Spawn(t.Context(), chronus.Spawn{Number: 1, Argv: []string{"x"}}, chronus.Stdio{}); err == nil {
+	s := chronus.Spawn{Number: 1, Argv: []string{"x"}}
+	if _, err := b.Channel().Spawn(t.Context(), s, chronus.Stdio{}); err == nil {
 		t.Error("Spawn works")
 	}
 }

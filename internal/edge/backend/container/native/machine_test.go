@@ -83,7 +83,8 @@ func (m *machine) build() (err error) {
 		return err
 	}
 	m.undo = append(m.undo, func() error { return m.groups.Destroy(context.Background()) })
-	if m.uppers, err = upper.Open(context.Background(), upper.Config{Dir: m.dir, Log: log, ImageBytes: 4 << 30}); err != nil {
+	m.uppers, err = upper.Open(context.Background(), upper.Config{Dir: m.dir, Log: log, ImageBytes: 4 << 30})
+	if err != nil {
 		return err
 	}
 	m.undo = append(m.undo, m.uppers.Destroy)
@@ -138,6 +139,9 @@ func (m *machine) startRole(role string) error {
 		cmd.SysProcAttr = spawner.Attr()
 	} else {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	}
+	if _, err := cmd.StdinPipe(); err != nil {
+		return err
 	}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -347,7 +351,8 @@ func smallTar(tb testing.TB, files map[string]string, whiteouts ...string) io.Re
 		}
 	}
 	for _, name := range whiteouts {
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeChar, ModTime: time.Unix(1700000000, 0)}); err != nil {
+		h := &tar.Header{Name: name, Typeflag: tar.TypeChar, ModTime: time.Unix(1700000000, 0)}
+		if err := w.WriteHeader(h); err != nil {
 			tb.Fatal(err)
 		}
 	}

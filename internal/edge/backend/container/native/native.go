@@ -175,11 +175,12 @@ func (b *Backend) Probe(ctx context.Context) (node.Capabilities, error) {
 			err = errors.New(reason)
 		}
 	}
-	add(node.FeatureLayers, "EROFS by file, overlayfs by descriptor", "Use Linux 6.15 or later with EROFS and overlayfs", err)
+	add(node.FeatureLayers, "EROFS by file, overlayfs by descriptor",
+		"Use Linux 6.15 or later with EROFS and overlayfs", err)
 	f := node.Feature{Name: node.FeatureExitFacts, Status: node.OK, Mechanism: "PIDFD_GET_INFO", Optional: true}
 	if err := pidfd.Probe(); err != nil {
 		f.Status, f.Mechanism = node.Missing, ""
-		f.Fix = fmt.Sprintf("Use Linux 6.15 or later; until then the end of a sandbox's own accord is infra_unknown (%v)", err)
+		f.Fix = fmt.Sprintf("Use Linux 6.15 or later; until then a sandbox that ends by itself is infra_unknown (%v)", err)
 	}
 	c.Features = append(c.Features, f)
 	slices.SortFunc(c.Features, func(a, b node.Feature) int { return strings.Compare(a.Name, b.Name) })
@@ -232,6 +233,8 @@ func (b *Backend) keeper() (keeper.Client, <-chan struct{}) {
 	return b.keep, b.kept
 }
 
+var errNoKeeper = errors.New("no keeper came")
+
 // hold gives a sandbox to the keeper, or to its successor if it dies just now.
 func (b *Backend) hold(ctx context.Context, s keeper.Sandbox) error {
 	for {
@@ -240,7 +243,7 @@ func (b *Backend) hold(ctx context.Context, s keeper.Sandbox) error {
 		if !errors.Is(err, errdefs.Unavailable) {
 			return err
 		}
-		wait, stop := context.WithTimeout(ctx, keeperLimit)
+		wait, stop := context.WithTimeoutCause(ctx, keeperLimit, errNoKeeper)
 		select {
 		case <-replaced:
 			stop()
@@ -303,7 +306,7 @@ func (b *Backend) openFiles(id sandbox.ID, want int64) (int64, error) {
 	case want == sandbox.DefaultOpenFiles:
 		return b.noFile, nil
 	}
-	e := errdefs.New(errdefs.FailedPrecondition, object(id), "limits.open_files is %d, this node can give %d", want, b.noFile).
+	e := errdefs.New(errdefs.FailedPrecondition, object(id), "limits.open_files is %d, this node has %d", want, b.noFile).
 		WithField("limits.open_files", strconv.FormatInt(b.noFile, 10)).
 		WithHint("Ask for less, or raise the node's hard limit of open files")
 	e.Feature = node.FeatureOpenFiles

@@ -39,10 +39,10 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 			return
 		}
 		if i.line != nil {
-			i.line.Close()
+			_ = i.line.Close()
 		}
 		if i.group != nil {
-			i.group.Close()
+			_ = i.group.Close()
 		}
 		if i.lease != nil {
 			i.lease.Give()
@@ -156,6 +156,6 @@ func (b *Backend) removeRecord(id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	return root.RemoveAll(string(id))
 }

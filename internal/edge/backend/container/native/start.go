@@ -56,13 +56,10 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 	}
 	b.stage("range")
 	u.push(func(context.Context) error { i.lease.Give(); return nil })
-	if i.group, err = b.cfg.Cgroups.Create(string(id), l); err != nil {
+	if i.group, err = b.newGroup(i); err != nil {
 		return nil, err
 	}
-	u.push(i.group.Remove)
-	if err := i.group.Own(i.lease.Base); err != nil {
-		return nil, fmt.Errorf("control group of %s: %w", id, err)
-	}
+	u.push(func(ctx context.Context) error { return i.group.Remove(ctx) }) // whichever it is by then
 	b.stage("cgroup")
 	root, err := b.root(ctx, i, p, &u)
 	if err != nil {
@@ -86,7 +83,7 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 
 	b.stage("dev,sys")
 	child, err := b.spawn(ctx, i, spawner.Spec{
-		ID: string(id), Cgroup: i.group.V2(), Root: root, Dev: dev, Sys: sys, UIDBase: i.lease.Base,
+		ID: string(id), Root: root, Dev: dev, Sys: sys, UIDBase: i.lease.Base,
 	})
 	if err != nil {
 		return nil, err
@@ -147,7 +144,7 @@ func (b *Backend) root(ctx context.Context, i *Instance, p plan.Plan, u *undo) (
 	if err != nil {
 		return nil, err
 	}
-	defer up.Close()
+	defer func() { _ = up.Close() }()
 	b.stage("upper")
 	defer b.stage("overlay")
 	u.push(func(context.Context) error { return b.cfg.Uppers.Release(string(i.id)) })
@@ -187,25 +184,42 @@ func anonymous(up compose.Upper) (_ compose.Upper, closeAll func(), err error) {
 	return compose.Upper{Dir: dir, Work: work}, closeAll, nil
 }
 
-// spawn forks PID 1. A spawner that dies meanwhile may or may not have forked: what is in the cgroup is killed, and it is
-// tried once more.
+// newGroup makes the control groups of a sandbox, with all limits in force.
+func (b *Backend) newGroup(i *Instance) (*cgroup.Group, error) {
+	g, err := b.cfg.Cgroups.Create(string(i.id), i.limits)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Own(i.lease.Base); err != nil {
+		return nil, errors.Join(fmt.Errorf("control group of %s: %w", i.id, err), g.Remove(context.Background()))
+	}
+	return g, nil
+}
+
+// spawn forks PID 1. A spawner that dies meanwhile may or may not have forked: what is in the group is killed, and it
+// is tried once more, in a new group. (The kernel, as of Linux 6.18, kills whatever is cloned into a group whose
+// cgroup.kill was ever used, if it comes from a group where that was used less often.)
 func (b *Backend) spawn(ctx context.Context, i *Instance, s spawner.Spec) (spawner.Child, error) {
 	for try := 0; ; try++ {
 		tasks, err := i.group.Tasks()
 		if err != nil {
 			return spawner.Child{}, err
 		}
-		s.Tasks = tasks
+		s.Cgroup, s.Tasks = i.group.V2(), tasks
 		ch, err := b.cfg.Spawner.Spawn(ctx, s)
 		scm.CloseFiles(tasks)
-		if err == nil {
-			return ch, nil
-		}
-		clean := errors.Join(i.group.Kill(), i.group.WaitEmpty(ctx))
-		if try > 0 || clean != nil || !errors.Is(err, errdefs.Unavailable) {
-			return spawner.Child{}, err
+		if err == nil || try > 0 || ctx.Err() != nil || !errors.Is(err, errdefs.Unavailable) {
+			return ch, err
 		}
 		b.log.Warn("spawner lost, trying again", "sandbox", i.id, "err", err)
+		if err := i.group.Remove(ctx); err != nil {
+			return spawner.Child{}, err
+		}
+		g, err := b.newGroup(i)
+		if err != nil {
+			return spawner.Child{}, err
+		}
+		i.group = g
 	}
 }
 

@@ -21,6 +21,8 @@ const (
 	statusLimit = 3 * time.Second
 )
 
+var errUndo = errors.New("the taking back of a start ran out of time")
+
 // undo is what takes back the steps done so far, run last in, first out.
 type undo []func(context.Context) error
 
@@ -28,7 +30,7 @@ func (u *undo) push(f func(context.Context) error) { *u = append(*u, f) }
 
 // run takes everything back, whatever became of the caller. Each step runs even if one before went wrong.
 func (u undo) run(ctx context.Context) error {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errUndo)
 	defer stop()
 	var errs []error
 	for _, f := range slices.Backward(u) {

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// helpWidth is how wide the lines of flags in help may be.
+const helpWidth = 80
+
+// printHelp shows a command: examples first, since most people look for the line to copy.
+func printHelp(cmd *cobra.Command, _ []string) {
+	var b strings.Builder
+	part := func(title, body string) {
+		if body = strings.TrimRight(body, " \n"); body != "" {
+			fmt.Fprintf(&b, "\n%s\n%s\n", title, body)
+		}
+	}
+	fmt.Fprintln(&b, cmd.Short)
+	part("Examples:", cmd.Example)
+	part("Usage:", "  "+cmd.UseLine())
+	if cmd.Long != "" {
+		fmt.Fprintf(&b, "\n%s\n", cmd.Long)
+	}
+	var commands strings.Builder
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			fmt.Fprintf(&commands, "  %-11s %s\n", c.Name(), c.Short)
+		}
+	}
+	part("Commands:", commands.String())
+	part("Flags:", flagLines(cmd.LocalNonPersistentFlags()))
+	part("For every command:", flagLines(cmd.Root().PersistentFlags()))
+	fmt.Fprint(cmd.OutOrStdout(), b.String())
+}
+
+func flagLines(f *pflag.FlagSet) string {
+	shown := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" {
+			shown.AddFlag(f)
+		}
+	})
+	return shown.FlagUsagesWrapped(helpWidth)
+}
+
+// helpCommand is `sandsea help COMMAND`; unlike cobra's own it fails for a command that is not there.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Show a command's help", Example: "  sandsea help run",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd := root
+			for _, word := range args {
+				next, rest, err := cmd.Find([]string{word})
+				if err != nil || next == cmd || len(rest) > 0 {
+					return unknownCommand(cmd, word)
+				}
+				cmd = next
+			}
+			return cmd.Help()
+		},
+	}
+}
+
+func (a *app) completionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "completion bash|zsh|fish", Short: "Print a script that completes commands, flags and ids",
+		Example: `  source <(sandsea completion bash)
+  sandsea completion zsh > "${fpath[1]}/_sandsea"
+  sandsea completion fish > ~/.config/fish/completions/sandsea.fish`,
+		Args: cobra.ExactArgs(1), ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch args[0] {
+			case "bash":
+				return cmd.Root().GenBashCompletionV2(a.io.Out, true)
+			case "zsh":
+				return cmd.Root().GenZshCompletion(a.io.Out)
+			case "fish":
+				return cmd.Root().GenFishCompletion(a.io.Out, true)
+			}
+			return usage(cmd, "completion %s: bash, zsh or fish", args[0])
+		},
+	}
+}

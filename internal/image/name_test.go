@@ -1,0 +1,42 @@
+package image_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/image"
+)
+
+func TestNames(t *testing.T) {
+	for _, good := range []string{
+		"a", "debian:bookworm+git,python3", "registry.example/team/app:1.2", "g++=12~rc1", strings.Repeat("n", 255), "x@y",
+	} {
+		if err := image.CheckName(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{
+		"", "-x", ".x", "/x", "x/", "x//y", "x/../y", "x y", "x\x00", "é", "x\u202e", "sha256:abc", strings.Repeat("n", 256),
+	} {
+		if err := image.CheckName(bad); !errors.Is(err, errdefs.Invalid) {
+			t.Errorf("%q: got %v, want Invalid", bad, err)
+		}
+	}
+}
+
+func TestDigests(t *testing.T) {
+	hex := strings.Repeat("0af", 21) + "0"
+	if d, err := image.ParseDigest("sha256:" + hex); err != nil || d.Hex() != hex {
+		t.Errorf("%s, %v", d, err)
+	}
+	for _, bad := range []string{
+		"", "sha256:", hex, "sha256:" + hex[1:], "sha256:" + strings.ToUpper(hex), "sha512:" + hex, "sha256:" + hex + "0",
+		"sha256:../../" + hex[6:],
+	} {
+		if _, err := image.ParseDigest(bad); !errors.Is(err, errdefs.Invalid) {
+			t.Errorf("%q: got %v, want Invalid", bad, err)
+		}
+	}
+}

@@ -1,0 +1,370 @@
+// Package server runs the real thing for tests: `sandsea up` with its keeper and spawner on a data directory of its own,
+// and a client for it.
+//
+// A Server can be killed part by part and started again on the same data. Down ends it with `sandsea down` and reports
+// everything that is left: processes, mounts, control groups, loop devices, claims. What a test process that was killed
+// left behind is ended by the next one. A Server's methods are for one goroutine; its Client is for all.
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandsea/sandsea/client"
+	"github.com/sandsea/sandsea/internal/testkit/require"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
+)
+
+const (
+	readyLimit = 30 * time.Second
+	downLimit  = 90 * time.Second
+	endLimit   = 40 * time.Second
+	goneLimit  = 10 * time.Second
+)
+
+// Server is one platform under test.
+type Server struct {
+	// Dir is the data directory, Tag the part of kernel names that is this server's.
+	Dir string
+	Tag string
+	// Client acts as the admin.
+	Client *client.Client
+	// Binary is what runs.
+	Binary string
+
+	home   string // of Dir and what else is ours; removed by Down
+	addr   string // HOST:PORT, the same after a restart
+	config []string
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when cmd has been waited for
+	log    *logBuffer
+}
+
+// logBuffer keeps what the daemon says.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer // guarded by mu
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// homePrefix begins the directories of servers; the pid of the test process follows.
+const homePrefix = "sandsea-test-"
+
+// Config is what a server may need beside the defaults.
+type Config struct {
+	// TOML is the text of its configuration file.
+	TOML string
+	// Data is a directory to run on that the caller keeps; empty: a new one.
+	Data string
+}
+
+// Launch starts a server and returns when it is ready.
+func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
+	sweep(ctx)
+	home, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", homePrefix, os.Getpid()))
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", log: &logBuffer{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Down(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := os.Chmod(home, 0o711); err != nil {
+		return s, err
+	}
+	if cfg.Data != "" {
+		s.Dir = cfg.Data
+	}
+	if cfg.TOML != "" {
+		file := filepath.Join(home, "sandsea.toml")
+		if err := os.WriteFile(file, []byte(cfg.TOML), 0o644); err != nil {
+			return s, err
+		}
+		s.config = []string{"--config", file}
+	}
+	if s.Binary, err = binary(ctx, home); err != nil {
+		return s, err
+	}
+	return s, s.Up(ctx)
+}
+
+// Start is Launch for one test, which also takes it down.
+func Start(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	require.Root(t)
+	s, err := Launch(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Down(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log of the daemon:\n%s", s.Log())
+		}
+	})
+	return s
+}
+
+// Log is what the daemons of this server have said.
+func (s *Server) Log() string {
+	text := s.log.String()
+	for _, name := range []string{"keeper", "spawner"} {
+		if b, err := os.ReadFile(filepath.Join(s.Dir, "run", name+".log")); err == nil && len(b) > 0 {
+			text += fmt.Sprintf("--- %s\n%s", name, b)
+		}
+	}
+	return text
+}
+
+// Up starts the daemon and returns when it is ready.
+func (s *Server) Up(ctx context.Context) error {
+	ready, err := s.Begin()
+	if err != nil {
+		return err
+	}
+	select {
+	case url := <-ready:
+		return s.connect(url)
+	case <-s.ended:
+		return fmt.Errorf("sandsea up ended: %s\n%s", s.cmd.ProcessState, s.Log())
+	case <-time.After(readyLimit):
+		return fmt.Errorf("sandsea up was not ready within %s\n%s", readyLimit, s.Log())
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Begin starts the daemon and does not wait; ready gets the URL.
+func (s *Server) Begin() (ready <-chan string, err error) {
+	if s.Running() {
+		return nil, errors.New("the daemon runs already")
+	}
+	// No context: it ends by Down, or by its test.
+	s.cmd = exec.Command(s.Binary, append([]string{"up", "--data", s.Dir, "--listen", s.addr}, s.config...)...)
+	s.cmd.Stderr = s.log
+	s.cmd.Env = environ()
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	// Ctrl-C in a terminal is for the test.
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := make(chan string, 1)
+	s.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan struct{}) {
+		defer close(ended)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			if url, ok := strings.CutPrefix(lines.Text(), "ready "); ok {
+				c <- url
+			}
+		}
+		_ = cmd.Wait()
+	}(s.cmd, s.ended)
+	return c, nil
+}
+
+func (s *Server) connect(url string) error {
+	s.addr = strings.TrimPrefix(url, "http://")
+	id, err := os.ReadFile(filepath.Join(s.Dir, "id"))
+	if err != nil {
+		return err
+	}
+	s.Tag = string(id[:8])
+	if s.Client == nil {
+		s.Client, err = client.New(client.Config{URL: url, TokenFile: filepath.Join(s.Dir, "admin.token")})
+	}
+	return err
+}
+
+// Running reports whether the daemon runs.
+func (s *Server) Running() bool {
+	if s.cmd == nil {
+		return false
+	}
+	select {
+	case <-s.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Pid of a part: "up", "keeper" or "spawner"; 0 when it does not run.
+func (s *Server) Pid(part string) int {
+	if part == "up" {
+		if !s.Running() {
+			return 0
+		}
+		return s.cmd.Process.Pid
+	}
+	socket := filepath.Join(s.Dir, "run", part+".sock")
+	for pid, argv := range commandLines() {
+		if len(argv) > 3 && argv[1] == part && slices.Contains(argv, socket) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// Kill ends a part with SIGKILL and waits until it is gone: "up", "keeper" or "spawner".
+func (s *Server) Kill(part string) error {
+	pid := s.Pid(part)
+	if pid == 0 {
+		return fmt.Errorf("no %s runs", part)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill %s: %w", part, err)
+	}
+	if part == "up" {
+		<-s.ended
+		return nil
+	}
+	if !wait.For(goneLimit, func() bool { return !alive(pid) }) {
+		return fmt.Errorf("%s (pid %d) is still there after SIGKILL", part, pid)
+	}
+	return nil
+}
+
+// Terminate ends the daemon with SIGTERM, as a service manager does.
+func (s *Server) Terminate() error {
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-s.ended:
+		if code := s.cmd.ProcessState.ExitCode(); code != 0 && code != 130 {
+			return fmt.Errorf("sandsea up ended with %s\n%s", s.cmd.ProcessState, s.Log())
+		}
+		return nil
+	case <-time.After(endLimit):
+		return fmt.Errorf("sandsea up did not follow SIGTERM within %s", endLimit)
+	}
+}
+
+// Command is the command line client for this server.
+func (s *Server) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, s.Binary, args...)
+	cmd.Env = append(environ(), "SANDSEA_URL=http://"+s.addr, "SANDSEA_TOKEN_FILE="+filepath.Join(s.Dir, "admin.token"))
+	return cmd
+}
+
+// Down ends the server and everything in it, and reports what is left. The server is no more after it. Idempotent.
+func (s *Server) Down(ctx context.Context) error {
+	if s.home == "" {
+		return nil
+	}
+	var errs []error
+	if _, err := os.Stat(filepath.Join(s.Dir, "lock")); err == nil && s.Binary != "" {
+		errs = append(errs, down(ctx, s.Binary, s.Dir))
+	}
+	if s.Running() {
+		select {
+		case <-s.ended:
+		case <-time.After(goneLimit):
+			errs = append(errs, errors.New("sandsea down left the daemon running"), s.Kill("up"))
+		}
+	}
+	if err := Leftovers(s.Dir); err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, os.RemoveAll(s.home))
+	s.home = ""
+	return errors.Join(errs...)
+}
+
+func down(ctx context.Context, binary, dir string) error {
+	ctx, stop := context.WithTimeoutCause(ctx, downLimit, errors.New("sandsea down took too long"))
+	defer stop()
+	cmd := exec.CommandContext(ctx, binary, "down", "--data", dir)
+	cmd.Env = environ()
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("sandsea down: %w\n%s", err, text)
+	}
+	return nil
+}
+
+// sweep ends what test processes that are no more have left.
+func sweep(ctx context.Context) {
+	found, err := filepath.Glob(filepath.Join(os.TempDir(), homePrefix+"*"))
+	if err != nil {
+		return
+	}
+	for _, home := range found {
+		owner, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(home), homePrefix), "-")
+		pid, err := strconv.Atoi(owner)
+		if err != nil || alive(pid) {
+			continue
+		}
+		dir, bin := filepath.Join(home, "data"), filepath.Join(home, "sandsea")
+		if _, err := os.Stat(bin); err == nil {
+			if err := down(ctx, bin, dir); err != nil {
+				continue
+			}
+		}
+		_ = os.RemoveAll(home)
+	}
+}
+
+// alive: there is such a process, and it is no zombie.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := bytes.Cut(b, []byte(") "))
+	return len(rest) > 0 && rest[0] != 'Z'
+}
+
+// Addr is the address of the API.
+func (s *Server) Addr() string { return s.addr }
+
+// Answers reports whether the API takes connections and answers a call.
+func (s *Server) Answers(ctx context.Context) bool {
+	c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", s.addr)
+	if err != nil {
+		return false
+	}
+	c.Close()
+	for _, err := range s.Client.List(ctx, nil) {
+		return err == nil
+	}
+	return true
+}
+
+// environ is ours without what would steer the platform.
+func environ() []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "SANDSEA_") })
+}

@@ -1,0 +1,82 @@
+"""A real server for the tests that need one: `build/sandsea up` on scratch data, with an image of busybox."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import socket
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sandsea import sync
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BINARY = pathlib.Path(os.environ.get("SANDSEA_BINARY", ROOT / "build/sandsea"))
+BUSYBOX = pathlib.Path("/bin/busybox")
+APPLETS = (
+    "sh", "cat", "echo", "sleep", "true", "false", "id", "env", "pwd", "ls", "dd", "kill", "seq", "head", "wc",
+    "mkdir", "chmod", "ln", "stat", "yes", "setsid", "nproc", "printf",
+)  # fmt: skip
+
+
+def busybox_image() -> bytes:
+    """A root file system tar with one program."""
+    buf = io.BytesIO()
+    with tarfile.open(fileobj=buf, mode="w") as tar:
+
+        def add(name: str, kind: bytes, data: bytes = b"", mode: int = 0o755, link: str = "") -> None:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.mode, info.linkname = kind, len(data), mode, link
+            tar.addfile(info, io.BytesIO(data))
+
+        for d in ("bin", "dev", "etc", "proc", "root", "sys", "home"):
+            add(d, tarfile.DIRTYPE)
+        add("tmp", tarfile.DIRTYPE, mode=0o1777)
+        add("bin/busybox", tarfile.REGTYPE, BUSYBOX.read_bytes())
+        for a in APPLETS:
+            add("bin/" + a, tarfile.SYMTYPE, link="busybox")
+        add("bin/bash", tarfile.REGTYPE, b'#!/bin/sh\nexec /bin/sh "$@"\n')
+        add("etc/passwd", tarfile.REGTYPE, b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home:/bin/sh\n", 0o644)
+        add("etc/group", tarfile.REGTYPE, b"root:x:0:\nuser:x:1000:\nextra:x:2000:user\n", 0o644)
+    return buf.getvalue()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """URL and token file of a running server; skips where it cannot run."""
+    if os.geteuid() != 0:
+        pytest.skip("a server needs root")
+    for file in (BINARY, BUSYBOX):
+        if not file.exists():
+            pytest.skip(f"no {file}: make build")
+    data = tmp_path_factory.mktemp("sandsea")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    up = subprocess.Popen([BINARY, "up", "--data", data, "--listen", address], stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(60, up.kill)
+    timer.start()
+    try:
+        assert up.stdout is not None
+        for line in up.stdout:
+            if line.startswith("ready "):
+                break
+        else:
+            pytest.fail("sandsea up did not come up")
+        timer.cancel()
+        token = str(data / "admin.token")
+        with sync.Client("http://" + address, token_file=token) as c:
+            c.import_rootfs(io.BytesIO(busybox_image()), "busybox")
+        yield "http://" + address, token
+    finally:
+        timer.cancel()
+        up.terminate()
+        try:
+            up.wait(30)
+        finally:
+            subprocess.run([BINARY, "down", "--data", data, "--yes"], check=True, stdin=subprocess.DEVNULL, timeout=60)
