@@ -68,13 +68,13 @@ func New(cfg Config) (*Client, error) {
 		return nil, err
 	}
 	if cfg.HTTP == nil {
-		cfg.HTTP = &http.Client{Transport: &http.Transport{
+		cfg.HTTP = &http.Client{Transport: whole{&http.Transport{
 			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
 			MaxIdleConns:        1024,
 			MaxIdleConnsPerHost: 1024,
 			IdleConnTimeout:     90 * time.Second,
 			DisableCompression:  true,
-		}}
+		}}}
 	}
 	opts := []connect.ClientOption{
 		connect.WithInterceptors(interceptor{token: cfg.Token, project: cfg.Project, url: cfg.URL}),

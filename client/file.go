@@ -44,7 +44,7 @@ func (s *Sandbox) WriteFile(ctx context.Context, h *sandseav1.WriteFileHeader, r
 	if err == nil {
 		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.WriteFileRequest{Data: b}) })
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err := unsent(ctx, err); err != nil {
 		// The cancel makes the server drop the half-written file.
 		cancel(err)
 		return nil, err
@@ -87,7 +87,7 @@ func (s *Sandbox) UploadTar(ctx context.Context, h *sandseav1.UploadTarHeader, r
 	if err == nil {
 		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.UploadTarRequest{Data: b}) })
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err := unsent(ctx, err); err != nil {
 		cancel(err)
 		return nil, err
 	}

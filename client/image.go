@@ -13,9 +13,8 @@ func (c *Client) UploadImage(ctx context.Context, r io.Reader) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream := c.Images.Upload(ctx)
-	if err := pump(r, func(b []byte) error {
-		return stream.Send(&sandseav1.UploadImageRequest{Data: b})
-	}); err != nil && !errors.Is(err, io.EOF) {
+	err := pump(r, func(b []byte) error { return stream.Send(&sandseav1.UploadImageRequest{Data: b}) })
+	if err := unsent(ctx, err); err != nil {
 		cancel(err)
 		return "", err
 	}
