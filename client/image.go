@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"io"
 
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
