@@ -685,8 +685,10 @@ func (x *FollowResponse) GetSandbox() *v1.Sandbox {
 }
 
 type BuildRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Import        *v1.ImportImageRequest `protobuf:"bytes,1,opt,name=import,proto3" json:"import,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Import *v1.ImportImageRequest `protobuf:"bytes,1,opt,name=import,proto3" json:"import,omitempty"`
+	// What earlier imports from Debian packages made, so that an equal one is not made again.
+	Known         []*Built `protobuf:"bytes,2,rep,name=known,proto3" json:"known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +726,13 @@ func (*BuildRequest) Descriptor() ([]byte, []int) {
 func (x *BuildRequest) GetImport() *v1.ImportImageRequest {
 	if x != nil {
 		return x.Import
+	}
+	return nil
+}
+
+func (x *BuildRequest) GetKnown() []*Built {
+	if x != nil {
+		return x.Known
 	}
 	return nil
 }
@@ -816,7 +825,9 @@ type Built struct {
 	Layers []*v1.Layer            `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"`
 	Config *v1.ImageConfig        `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
 	// Name that the source suggests.
-	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Identity of the set of packages that an import from Debian resolved to; empty for other sources.
+	Packages      string `protobuf:"bytes,4,opt,name=packages,proto3" json:"packages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -868,6 +879,13 @@ func (x *Built) GetConfig() *v1.ImageConfig {
 func (x *Built) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *Built) GetPackages() string {
+	if x != nil {
+		return x.Packages
 	}
 	return ""
 }
@@ -1102,17 +1120,19 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04what\x18\x03 \x01(\tR\x04what\x12-\n" +
-	"\asandbox\x18\x04 \x01(\v2\x13.sandsea.v1.SandboxR\asandbox\"F\n" +
+	"\asandbox\x18\x04 \x01(\v2\x13.sandsea.v1.SandboxR\asandbox\"l\n" +
 	"\fBuildRequest\x126\n" +
-	"\x06import\x18\x01 \x01(\v2\x1e.sandsea.v1.ImportImageRequestR\x06import\"z\n" +
+	"\x06import\x18\x01 \x01(\v2\x1e.sandsea.v1.ImportImageRequestR\x06import\x12$\n" +
+	"\x05known\x18\x02 \x03(\v2\x0e.node.v1.BuiltR\x05known\"z\n" +
 	"\rBuildResponse\x128\n" +
 	"\bprogress\x18\x01 \x01(\v2\x1a.sandsea.v1.ImportProgressH\x00R\bprogress\x12&\n" +
 	"\x05built\x18\x02 \x01(\v2\x0e.node.v1.BuiltH\x00R\x05builtB\a\n" +
-	"\x05event\"w\n" +
+	"\x05event\"\x93\x01\n" +
 	"\x05Built\x12)\n" +
 	"\x06layers\x18\x01 \x03(\v2\x11.sandsea.v1.LayerR\x06layers\x12/\n" +
 	"\x06config\x18\x02 \x01(\v2\x17.sandsea.v1.ImageConfigR\x06config\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"#\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1a\n" +
+	"\bpackages\x18\x04 \x01(\tR\bpackages\"#\n" +
 	"\rUploadRequest\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\">\n" +
 	"\x0eUploadResponse\x12\x16\n" +
@@ -1188,33 +1208,34 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	23, // 8: node.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
 	21, // 9: node.v1.FollowResponse.sandbox:type_name -> sandsea.v1.Sandbox
 	24, // 10: node.v1.BuildRequest.import:type_name -> sandsea.v1.ImportImageRequest
-	25, // 11: node.v1.BuildResponse.progress:type_name -> sandsea.v1.ImportProgress
-	14, // 12: node.v1.BuildResponse.built:type_name -> node.v1.Built
-	26, // 13: node.v1.Built.layers:type_name -> sandsea.v1.Layer
-	20, // 14: node.v1.Built.config:type_name -> sandsea.v1.ImageConfig
-	0,  // 15: node.v1.EdgeService.Create:input_type -> node.v1.CreateRequest
-	2,  // 16: node.v1.EdgeService.Get:input_type -> node.v1.GetRequest
-	4,  // 17: node.v1.EdgeService.Stop:input_type -> node.v1.StopRequest
-	6,  // 18: node.v1.EdgeService.ExtendTTL:input_type -> node.v1.ExtendTTLRequest
-	8,  // 19: node.v1.EdgeService.Roster:input_type -> node.v1.RosterRequest
-	10, // 20: node.v1.EdgeService.Follow:input_type -> node.v1.FollowRequest
-	12, // 21: node.v1.EdgeService.Build:input_type -> node.v1.BuildRequest
-	15, // 22: node.v1.EdgeService.Upload:input_type -> node.v1.UploadRequest
-	17, // 23: node.v1.EdgeService.Collect:input_type -> node.v1.CollectRequest
-	1,  // 24: node.v1.EdgeService.Create:output_type -> node.v1.CreateResponse
-	3,  // 25: node.v1.EdgeService.Get:output_type -> node.v1.GetResponse
-	5,  // 26: node.v1.EdgeService.Stop:output_type -> node.v1.StopResponse
-	7,  // 27: node.v1.EdgeService.ExtendTTL:output_type -> node.v1.ExtendTTLResponse
-	9,  // 28: node.v1.EdgeService.Roster:output_type -> node.v1.RosterResponse
-	11, // 29: node.v1.EdgeService.Follow:output_type -> node.v1.FollowResponse
-	13, // 30: node.v1.EdgeService.Build:output_type -> node.v1.BuildResponse
-	16, // 31: node.v1.EdgeService.Upload:output_type -> node.v1.UploadResponse
-	18, // 32: node.v1.EdgeService.Collect:output_type -> node.v1.CollectResponse
-	24, // [24:33] is the sub-list for method output_type
-	15, // [15:24] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 11: node.v1.BuildRequest.known:type_name -> node.v1.Built
+	25, // 12: node.v1.BuildResponse.progress:type_name -> sandsea.v1.ImportProgress
+	14, // 13: node.v1.BuildResponse.built:type_name -> node.v1.Built
+	26, // 14: node.v1.Built.layers:type_name -> sandsea.v1.Layer
+	20, // 15: node.v1.Built.config:type_name -> sandsea.v1.ImageConfig
+	0,  // 16: node.v1.EdgeService.Create:input_type -> node.v1.CreateRequest
+	2,  // 17: node.v1.EdgeService.Get:input_type -> node.v1.GetRequest
+	4,  // 18: node.v1.EdgeService.Stop:input_type -> node.v1.StopRequest
+	6,  // 19: node.v1.EdgeService.ExtendTTL:input_type -> node.v1.ExtendTTLRequest
+	8,  // 20: node.v1.EdgeService.Roster:input_type -> node.v1.RosterRequest
+	10, // 21: node.v1.EdgeService.Follow:input_type -> node.v1.FollowRequest
+	12, // 22: node.v1.EdgeService.Build:input_type -> node.v1.BuildRequest
+	15, // 23: node.v1.EdgeService.Upload:input_type -> node.v1.UploadRequest
+	17, // 24: node.v1.EdgeService.Collect:input_type -> node.v1.CollectRequest
+	1,  // 25: node.v1.EdgeService.Create:output_type -> node.v1.CreateResponse
+	3,  // 26: node.v1.EdgeService.Get:output_type -> node.v1.GetResponse
+	5,  // 27: node.v1.EdgeService.Stop:output_type -> node.v1.StopResponse
+	7,  // 28: node.v1.EdgeService.ExtendTTL:output_type -> node.v1.ExtendTTLResponse
+	9,  // 29: node.v1.EdgeService.Roster:output_type -> node.v1.RosterResponse
+	11, // 30: node.v1.EdgeService.Follow:output_type -> node.v1.FollowResponse
+	13, // 31: node.v1.EdgeService.Build:output_type -> node.v1.BuildResponse
+	16, // 32: node.v1.EdgeService.Upload:output_type -> node.v1.UploadResponse
+	18, // 33: node.v1.EdgeService.Collect:output_type -> node.v1.CollectResponse
+	25, // [25:34] is the sub-list for method output_type
+	16, // [16:25] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }

@@ -23,9 +23,19 @@ import (
 type named struct {
 	image.Image
 	Created time.Time `json:"created"`
+	// Origin is set for imports from Debian packages.
+	Origin *origin `json:"origin,omitempty"`
 
 	digest image.Digest
 	rev    int64
+}
+
+// origin is what an import from Debian packages gave before its name and config were changed by the request: an equal
+// import finds it.
+type origin struct {
+	Name     string       `json:"name"`
+	Packages string       `json:"packages"`
+	Config   image.Config `json:"config"`
 }
 
 func decodeImage(p store.Pair) (*named, error) {
@@ -277,9 +287,10 @@ func atField(err error, field string) error {
 
 // put names an image. rev is the revision at which the name was read, 0 for absent; not done means that the name has
 // changed since.
-func (c *catalogue) put(ctx context.Context, img image.Image, created time.Time, rev int64) (n *named, done bool,
-	err error) {
-	n = &named{Image: img, Created: created.UTC(), digest: img.Digest()}
+func (c *catalogue) put(
+	ctx context.Context, img image.Image, from *origin, created time.Time, rev int64,
+) (n *named, done bool, err error) {
+	n = &named{Image: img, Created: created.UTC(), Origin: from, digest: img.Digest()}
 	value, err := json.Marshal(n)
 	if err != nil {
 		return nil, false, fmt.Errorf("encode image %s: %w", img.Name, err)

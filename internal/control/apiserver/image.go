@@ -103,7 +103,7 @@ func (h images) Compose(ctx context.Context, r request[pb.ComposeImageRequest]) 
 		return nil, err
 	}
 	if old == nil {
-		n, done, err := h.s.catalogue.put(ctx, img, time.Now(), 0)
+		n, done, err := h.s.catalogue.put(ctx, img, nil, time.Now(), 0)
 		if err != nil {
 			return nil, err
 		}
@@ -404,7 +404,11 @@ func (s *Server) build(
 		}
 		rev = before.rev
 	}
-	n, named, err := s.catalogue.put(ctx, img, time.Now(), rev)
+	var from *origin
+	if built.GetPackages() != "" {
+		from = &origin{Name: built.GetName(), Packages: built.GetPackages(), Config: sandboxpb.ToConfig(built.GetConfig())}
+	}
+	n, named, err := s.catalogue.put(ctx, img, from, time.Now(), rev)
 	if err != nil {
 		return nil, false, err
 	}
@@ -430,7 +434,11 @@ func (s *Server) buildOn(
 ) (*nodev1.Built, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	req := connect.NewRequest(&nodev1.BuildRequest{Import: m})
+	known, err := s.knownImports(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	req := connect.NewRequest(&nodev1.BuildRequest{Import: m, Known: known})
 	speak(req.Header(), caller(ctx))
 	stream, err := client.Edge.Build(ctx, req)
 	if err != nil {
@@ -457,6 +465,27 @@ func (s *Server) buildOn(
 		return nil, errdefs.New(errdefs.Internal, "node "+nodeName, "ended a build without layers")
 	}
 	return built, nil
+}
+
+// knownImports lists what earlier imports from Debian packages made, when m is one too.
+func (s *Server) knownImports(ctx context.Context, m *pb.ImportImageRequest) ([]*nodev1.Built, error) {
+	if m.GetDebian() == nil {
+		return nil, nil
+	}
+	all, _, err := s.catalogue.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var known []*nodev1.Built
+	for _, n := range all {
+		if n.Origin != nil {
+			known = append(known, &nodev1.Built{
+				Name: n.Origin.Name, Packages: n.Origin.Packages, Config: sandboxpb.FromConfig(n.Origin.Config),
+				Layers: sandboxpb.FromLayers(n.Layers),
+			})
+		}
+	}
+	return known, nil
 }
 
 // announceImport writes the sign of an import that runs, under a lease, so that it goes when this server does.

@@ -205,7 +205,7 @@ func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildR
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		res, err := runImport(ctx, b, r.Msg.GetImport(), report)
+		res, err := runImport(ctx, b, r.Msg, report)
 		done <- outcome{res, err}
 	}()
 	send := func(p build.Progress) error {
@@ -230,26 +230,45 @@ func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildR
 			if o.err != nil {
 				return o.err
 			}
-			config := o.res.Config.Over(sandboxpb.ToConfig(r.Msg.GetImport().GetConfig()))
 			return st.Send(&nodev1.BuildResponse{Event: &nodev1.BuildResponse_Built{Built: &nodev1.Built{
-				Layers: sandboxpb.FromLayers(o.res.Layers), Config: sandboxpb.FromConfig(config), Name: o.res.Name,
+				Layers: sandboxpb.FromLayers(o.res.Layers), Config: sandboxpb.FromConfig(o.res.Config), Name: o.res.Name,
+				Packages: o.res.Packages,
 			}}})
 		}
 	}
 }
 
-func runImport(ctx context.Context, b Builder, m *sandseav1.ImportImageRequest, report build.Report,
-) (build.Result, error) {
-	switch src := m.GetSource().(type) {
+func runImport(ctx context.Context, b Builder, m *nodev1.BuildRequest, report build.Report) (build.Result, error) {
+	switch src := m.GetImport().GetSource().(type) {
 	case *sandseav1.ImportImageRequest_Debian:
 		return b.Debian(ctx, build.DebianOptions{
 			Suite: src.Debian.GetSuite(), Include: src.Debian.GetInclude(), Refresh: src.Debian.GetRefresh(), Report: report,
+			Known: func(_ context.Context, name, packages string) (build.Result, bool, error) {
+				return findKnown(m.GetKnown(), name, packages)
+			},
 		})
 	case *sandseav1.ImportImageRequest_Archive:
 		return importArchive(ctx, b, src.Archive, report)
 	}
 	return build.Result{}, errdefs.New(errdefs.Invalid, "", "source: names nothing to import").WithField("source", "").
 		WithHint("Give debian or archive")
+}
+
+// findKnown finds an earlier import by its name and, when they are known, its packages.
+func findKnown(known []*nodev1.Built, name, packages string) (build.Result, bool, error) {
+	for _, k := range known {
+		if k.GetName() != name || (packages != "" && k.GetPackages() != packages) {
+			continue
+		}
+		layers, err := sandboxpb.ToLayers(k.GetLayers())
+		if err != nil {
+			return build.Result{}, false, err
+		}
+		return build.Result{
+			Name: name, Layers: layers, Config: sandboxpb.ToConfig(k.GetConfig()), Packages: k.GetPackages(),
+		}, true, nil
+	}
+	return build.Result{}, false, nil
 }
 
 func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, report build.Report,
