@@ -41,6 +41,8 @@ type CrunConfig struct {
 // startLimit bounds one container's start, and its end.
 const startLimit = 30 * time.Second
 
+var errStartLimit = fmt.Errorf("not done in %s: %w", startLimit, context.DeadlineExceeded)
+
 // Crun measures crun: from the call of `crun run --detach`, one process that does create and start, until the container
 // runs its own program. The configuration is what `crun spec` gives, with the program, limits and a network namespace.
 // Needs root.
@@ -223,7 +225,7 @@ func (c *Crun) Once(ctx context.Context) (time.Duration, error) {
 }
 
 func (c *Crun) once(ctx context.Context) (took time.Duration, err error) {
-	ctx, stop := context.WithTimeout(ctx, startLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, startLimit, errStartLimit)
 	defer stop()
 	name := fmt.Sprintf("b%d", c.serial.Add(1))
 	bundle := filepath.Join(c.dir, name)
@@ -310,7 +312,7 @@ func (c *Crun) awaitProgram(ctx context.Context, pidFile string) error {
 
 // remove ends a container. After a failed start there may be none.
 func (c *Crun) remove(ctx context.Context, name string) error {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), startLimit, errStartLimit)
 	defer stop()
 	if _, err := os.Stat(filepath.Join(c.dir, "state", name)); errors.Is(err, os.ErrNotExist) {
 		return nil

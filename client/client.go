@@ -211,7 +211,9 @@ func (i interceptor) restore(err error, safe bool) error {
 	}
 	switch connect.CodeOf(err) {
 	case connect.CodeCanceled:
-		return errdefs.New(errdefs.Canceled, "", "the call was given up before its answer").Wrap(err)
+		if !broken(err) { // as the library calls a connection that was reset
+			return errdefs.New(errdefs.Canceled, "", "the call was given up before its answer").Wrap(err)
+		}
 	case connect.CodeDeadlineExceeded:
 		if safe {
 			return errdefs.New(errdefs.Deadline, "", "no answer from %s in time", i.url).Wrap(err)

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 import urllib.parse
 from typing import Any
@@ -37,14 +38,14 @@ def _http() -> httpx.Client:
 @functools.cache
 def pypi_index() -> str:
     """pip's index: configured, else pip's own default."""
-    for name in ("PIP_INDEX_URL",):
-        if os.environ.get(name):
-            return os.environ[name].rstrip("/")
-    got = subprocess.run(["pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
+    if os.environ.get("PIP_INDEX_URL"):
+        return os.environ["PIP_INDEX_URL"].rstrip("/")
+    get = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    got = subprocess.run(get, capture_output=True, text=True, check=False)
     if got.returncode == 0 and got.stdout.strip():
         return got.stdout.strip().rstrip("/")
     code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    out = subprocess.run(["python3", "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return out.stdout.strip().rstrip("/")
 
 

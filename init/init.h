@@ -83,7 +83,9 @@ struct ss_message message(uint16_t kind, uint32_t seq, uint64_t cookie);
 _Noreturn void die(enum ss_end how);
 
 /* setup.c */
-uint32_t setup(int plan_fd);
+uint32_t prepare(void);
+uint32_t setup(int plan_fd, int root_fd);
+bool leave_nursery(void);
 bool set_caps(uint64_t caps);
 
 /* spawn.c */
@@ -95,7 +97,7 @@ const void *map_sealed(int fd, size_t min, size_t max, size_t *size);
 
 /* main.c */
 extern int events;
-extern bool sys_given; /* the spawner gave a sysfs */
+extern bool root_given, sys_given; /* the spawner gave a root, a sysfs */
 uint64_t now_ns(void);
 
 #endif

@@ -26,7 +26,7 @@
 #define TAG_SIGNAL (SS_SLOTS + 1)
 
 int events = -1;
-bool sys_given;
+bool root_given, sys_given;
 
 static int signals = -1;
 static uint64_t last_epoch;
@@ -64,17 +64,19 @@ static bool arrange_descriptors(void)
 
 	if (syscall(SYS_close_range, FD_SYS + 1, ~0u, 0) != 0)
 		return false;
-	for (int i = FD_CONTROL; i <= FD_DEV; i++)
-		if (fcntl(i, F_SETFD, FD_CLOEXEC) != 0)
-			return false;
+	if (fcntl(FD_CONTROL, F_SETFD, FD_CLOEXEC) != 0 || fcntl(FD_DEV, F_SETFD, FD_CLOEXEC) != 0)
+		return false;
+	root_given = fcntl(FD_ROOT, F_SETFD, FD_CLOEXEC) == 0;
 	sys_given = fcntl(FD_SYS, F_SETFD, FD_CLOEXEC) == 0;
 	fd = memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	ok = fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) == 0;
 	for (int i = 0; ok && i < 3; i++)
 		ok = fd == i || dup2(fd, i) == i;
+	if (ok && !root_given)
+		ok = fd == FD_ROOT || dup3(fd, FD_ROOT, O_CLOEXEC) == FD_ROOT;
 	if (ok && !sys_given)
 		ok = fd == FD_SYS || dup3(fd, FD_SYS, O_CLOEXEC) == FD_SYS;
-	if (fd > 2 && fd != FD_SYS)
+	if (fd > 2 && fd != FD_ROOT && fd != FD_SYS)
 		close(fd);
 	/* One of 0 to 2 may be the file itself, which a helper is to keep. */
 	for (int i = 0; ok && i < 3; i++)
@@ -225,6 +227,55 @@ static _Noreturn void loop(void)
 	}
 }
 
+/* Answers that a step went wrong, with errno, and ends. */
+static _Noreturn void give_up(const struct received *r, uint32_t step)
+{
+	struct ss_message m = message(SS_FAILED, r->m.seq, 0);
+
+	m.u.failed.step = step;
+	m.u.failed.error = errno;
+	if (send(FD_CONTROL, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		die(SS_END_ORPHANED);
+	die(SS_END_SETUP);
+}
+
+/* Says one thing at once; nothing was said before that could have filled the socket. */
+static void tell(const struct ss_message *m)
+{
+	if (!line_answer(m) || !line_flush())
+		die(SS_END_ORPHANED);
+}
+
+/*
+ * The way to SETUP. Between PREPARE and SETUP this process may wait for long: it is one of those that an edge keeps
+ * ready, and ends with it.
+ */
+static void await_setup(struct received *r)
+{
+	bool prepared = false;
+
+	for (;;) {
+		if (line_receive(r, 0) <= 0)
+			die(SS_END_ORPHANED);
+		if (r->m.kind != SS_PREPARE)
+			break;
+		if (prepared || r->m.cookie != 0 || r->nfds != 0 || r->lost ||
+		    !all_zero(r->m.u.bytes, sizeof r->m.u.bytes))
+			die(SS_END_PROTOCOL);
+		uint32_t step = prepare();
+
+		if (step != 0)
+			give_up(r, step);
+		prepared = true;
+		struct ss_message m = message(SS_PREPARED, r->m.seq, 0);
+
+		tell(&m);
+	}
+	/* A root comes from the spawner or with SETUP: exactly one of them. */
+	if (r->m.kind != SS_SETUP || r->m.cookie != 0 || r->nfds != (root_given ? 1 : 2) || r->lost)
+		die(SS_END_PROTOCOL);
+}
+
 int main(void)
 {
 	struct received r;
@@ -239,31 +290,27 @@ int main(void)
 	if (!arrange_descriptors() || !prepare_signals())
 		die(SS_END_INTERNAL);
 
-	if (line_receive(&r, 0) <= 0)
-		die(SS_END_ORPHANED);
-	if (r.m.kind != SS_SETUP || r.m.cookie != 0 || r.nfds != 1 || r.lost)
-		die(SS_END_PROTOCOL);
-	step = setup(r.fds[0]);
+	await_setup(&r);
+	step = setup(r.fds[0], r.nfds > 1 ? r.fds[1] : -1);
 	if (step == 0) {
 		events = epoll_create1(EPOLL_CLOEXEC);
 		if (events < 0 || !watch(FD_CONTROL, TAG_CONTROL, EPOLLIN, EPOLL_CTL_ADD) ||
 		    !watch(signals, TAG_SIGNAL, EPOLLIN, EPOLL_CTL_ADD))
 			step = SS_STEP_EVENTS;
 	}
-	if (step != 0) {
-		struct ss_message m = message(SS_FAILED, r.m.seq, 0);
-
-		m.u.failed.step = step;
-		m.u.failed.error = errno;
-		if (send(FD_CONTROL, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-			die(SS_END_ORPHANED);
-		die(SS_END_SETUP);
-	}
+	if (step != 0)
+		give_up(&r, step);
 	line_drop(&r, 0);
 
 	struct ss_message ready = message(SS_READY, r.m.seq, 0);
 
 	ready.u.facts = facts;
-	line_answer(&ready);
+	tell(&ready);
+	/*
+	 * The kernel makes whoever unmounts wait for all processors. Nobody else need wait for that too: the answer is on
+	 * its way, and no request is read before it is done.
+	 */
+	if (!leave_nursery())
+		die(SS_END_SETUP);
 	loop();
 }

@@ -4,9 +4,12 @@
 /*
  * setup.c - the way from the nursery into the sandbox.
  *
- * Everything is mounted by descriptor. Below the root, which an image filled, no symbolic link is ever followed: an
- * image whose /proc, /dev or /sys is one does not start. All mounts happen before the pivot, while the nursery's whole
- * /proc is still visible, without which the kernel refuses a new one to a user namespace.
+ * Everything is mounted by descriptor, in two steps. What is the same for every sandbox is made first, possibly long
+ * before there is one: /proc, /dev and /sys with all that lies on and in them, on a stage, a tmpfs at the nursery's
+ * /mnt. The sandbox's root is then attached to the stage, and the three are moved into it, each with all its mounts.
+ * Below the root, which an image filled, no symbolic link is ever followed: an image whose /proc, /dev or /sys is one
+ * does not start. All mounts happen before the pivot, while the nursery's whole /proc is still visible, without which the
+ * kernel refuses a new one to a user namespace.
  */
 #include <fcntl.h>
 #include <net/if.h>
@@ -25,6 +28,9 @@
 #define X_FSOPEN_CLOEXEC 1u
 #define X_FSCONFIG_SET_STRING 1u
 #define X_FSCONFIG_CMD_CREATE 6u
+#define X_FSCONFIG_CMD_RECONFIGURE 7u
+#define X_FSPICK_CLOEXEC 1u
+#define X_FSPICK_EMPTY_PATH 8u
 #define X_FSMOUNT_CLOEXEC 1u
 #define X_ATTR_RDONLY 0x1u
 #define X_ATTR_NOSUID 0x2u
@@ -58,11 +64,18 @@ const struct ss_plan *plan;
 const struct ss_instruction *filter;
 struct ss_facts facts;
 
+/* The stage, once it is made. Its tmpfs is the only one: each super block costs every memory cgroup of the machine. */
+static int stage = -1;
+/* The file on it that covers the list of processors, open for writing, or -1 if the kernel shows none. */
+static int online = -1;
+/* What the file that it covers says. */
+static char machine_cpus[256];
+static size_t machine_cpus_size;
+
 /* Shown as empty: what tells of the host, reaches it, or has crashed it when read. */
 static const char *const masked[] = {
 	"proc/acpi",
 	"proc/asound",
-	"proc/cmdline",
 	"proc/config.gz",
 	"proc/driver",
 	"proc/interrupts",
@@ -79,6 +92,7 @@ static const char *const masked[] = {
 	"proc/latency_stats",
 	"proc/mtrr",
 	"proc/pagetypeinfo",
+	"proc/pressure",
 	"proc/sched_debug",
 	"proc/schedstat",
 	"proc/scsi",
@@ -102,25 +116,25 @@ static const char *const read_only[] = {
 	"proc/sys",
 };
 
-/* Opens a path below the root for its name alone. */
-static int at_root(const char *path, int flags)
+/* Opens a path below a directory for its name alone. */
+static int below(int dir, const char *path, int flags)
 {
 	struct open_how_ how = {
 		.flags = (uint64_t)(O_PATH | O_CLOEXEC | O_NOFOLLOW | flags),
 		.resolve = X_RESOLVE_IN_ROOT | X_RESOLVE_NO_SYMLINKS | X_RESOLVE_NO_MAGICLINKS,
 	};
 
-	return (int)syscall(SYS_openat2, FD_ROOT, path, &how, sizeof how);
+	return (int)syscall(SYS_openat2, dir, path, &how, sizeof how);
 }
 
 /* A mount point at the top of the root; made where the image has none. */
 static int mount_point(const char *name, mode_t mode)
 {
-	int fd = at_root(name, O_DIRECTORY);
+	int fd = below(FD_ROOT, name, O_DIRECTORY);
 	struct stat st;
 
 	if (fd < 0 && errno == ENOENT && mkdirat(FD_ROOT, name, mode) == 0)
-		fd = at_root(name, O_DIRECTORY);
+		fd = below(FD_ROOT, name, O_DIRECTORY);
 	/* O_PATH with O_NOFOLLOW opens a link itself; with O_DIRECTORY it is ENOTDIR, so this is a second lock. */
 	if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISDIR(st.st_mode))) {
 		close(fd);
@@ -236,33 +250,62 @@ static bool loopback_up(void)
 	return ok;
 }
 
-static bool attach_root(void)
+/* Makes the stage, with a directory for each thing that is put on it. */
+static bool make_stage(void)
 {
+	static const char *const options[] = {"size", "4m", "mode", "0755", NULL};
+	static const char *const dirs[] = {"root", "proc", "dev", "sys", "empty"};
+
+	/* No mount of ours shows anywhere else. */
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
 		return false;
-	if (syscall(SYS_move_mount, FD_ROOT, "", AT_FDCWD, "/mnt", X_MOVE_F_EMPTY_PATH) != 0)
+	stage = new_mount("tmpfs", options, X_ATTR_NOSUID | X_ATTR_NODEV);
+	if (stage < 0 || syscall(SYS_move_mount, stage, "", AT_FDCWD, "/mnt", X_MOVE_F_EMPTY_PATH) != 0)
 		return false;
-	/* A device node that an image brings along is a name and no more. */
-	return restrict_mount(FD_ROOT, X_ATTR_NODEV);
+	for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
+		if (mkdirat(stage, dirs[i], 0555) != 0)
+			return false;
+	return mkdirat(stage, "shm", 0777) == 0 && fchmodat(stage, "shm", 01777, 0) == 0;
+}
+
+/* Whether root inside is somebody else outside. */
+static bool in_user_namespace(int proc)
+{
+	static const char whole[] = "         0          0 4294967295\n";
+	char map[64] = "";
+	int fd = openat(proc, "1/uid_map", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	ssize_t n = fd >= 0 ? read(fd, map, sizeof map - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	return n > 0 && strcmp(map, whole) != 0;
 }
 
 static bool mount_proc(void)
 {
 	int fd;
 
-	if (!place(new_mount("proc", NULL, X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC), mount_point("proc", 0555)))
+	if (!place(new_mount("proc", NULL, X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC),
+		   below(stage, "proc", O_DIRECTORY)))
 		return false;
-	fd = at_root("proc/1/uid_map", 0);
-	if (fd >= 0)
-		close(fd);
-	return fd >= 0;
+	fd = below(stage, "proc/1/uid_map", 0);
+	if (fd < 0)
+		return false;
+	close(fd);
+	fd = below(stage, "proc", O_DIRECTORY);
+	if (fd < 0)
+		return false;
+	if (in_user_namespace(fd))
+		facts.flags |= SS_FACT_USERNS;
+	close(fd);
+	return true;
 }
 
-static bool mount_dev(void)
+/* Attaches a mount that the spawner gave; its descriptor stays. */
+static bool attach_given(int mount, const char *name, uint64_t attributes)
 {
-	int target = mount_point("dev", 0755), error;
-	bool ok = target >= 0 && attach(FD_DEV, target) &&
-		  restrict_mount(FD_DEV, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NOEXEC);
+	int target = below(stage, name, O_DIRECTORY), error;
+	bool ok = target >= 0 && attach(mount, target) && restrict_mount(mount, attributes);
 
 	error = errno;
 	if (target >= 0)
@@ -274,39 +317,14 @@ static bool mount_dev(void)
 static bool mount_pts(void)
 {
 	/* All sandboxes draw on one number of terminals, kernel.pty.max; of 3,072 none may take the most. */
-	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", "max", "256", NULL};
+	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", NULL};
 
-	return place(new_mount("devpts", options, X_ATTR_NOSUID | X_ATTR_NOEXEC), at_root("dev/pts", O_DIRECTORY));
-}
-
-/* One tmpfs for all that is needed of it, since each super block costs every memory cgroup of the machine. */
-static int mount_scratch(void)
-{
-	char size[24];
-	const char *options[] = {"size", size, "mode", "0755", NULL};
-	int fd, target, error;
-	bool ok;
-
-	/* The few pages beside /dev/shm are not the workload's to fill. */
-	decimal(size, (plan->shm_size != 0 ? plan->shm_size : 64u << 20) + 65536);
-	fd = new_mount("tmpfs", options, X_ATTR_NOSUID | X_ATTR_NODEV);
-	target = at_root("dev/shm", O_DIRECTORY);
-	ok = fd >= 0 && target >= 0 && attach(fd, target) && mkdirat(fd, "shm", 0777) == 0 &&
-	     fchmodat(fd, "shm", 01777, 0) == 0 && mkdirat(fd, "empty", 0555) == 0;
-	error = errno;
-	if (target >= 0)
-		close(target);
-	if (!ok && fd >= 0) {
-		close(fd);
-		fd = -1;
-	}
-	errno = error;
-	return fd;
+	return place(new_mount("devpts", options, X_ATTR_NOSUID | X_ATTR_NOEXEC), below(stage, "dev/pts", O_DIRECTORY));
 }
 
 static bool mount_mqueue(void)
 {
-	int target = at_root("dev/mqueue", O_DIRECTORY), fd;
+	int target = below(stage, "dev/mqueue", O_DIRECTORY), fd;
 
 	if (target < 0)
 		return errno == ENOENT;
@@ -321,17 +339,10 @@ static bool mount_mqueue(void)
 static bool mount_sys(void)
 {
 	const unsigned attributes = X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC;
-	int target = mount_point("sys", 0555), error;
-	bool ok;
 
-	if (!sys_given)
-		return place(new_mount("sysfs", NULL, attributes), target);
-	ok = target >= 0 && attach(FD_SYS, target) && restrict_mount(FD_SYS, attributes);
-	error = errno;
-	if (target >= 0)
-		close(target);
-	errno = error;
-	return ok;
+	if (sys_given)
+		return attach_given(FD_SYS, "sys", attributes);
+	return place(new_mount("sysfs", NULL, attributes), below(stage, "sys", O_DIRECTORY));
 }
 
 /* Puts a restricted bind mount of (dir, path) over target, and closes target. */
@@ -348,12 +359,12 @@ static bool cover(int dir, const char *path, int target, uint64_t attributes)
 	return place(fd, target);
 }
 
-static bool mask_paths(int scratch)
+static bool mask_paths(void)
 {
 	struct stat st;
 
 	for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
-		int fd = at_root(masked[i], 0);
+		int fd = below(stage, masked[i], 0);
 		bool ok;
 
 		if (fd < 0 && errno == ENOENT)
@@ -361,7 +372,7 @@ static bool mask_paths(int scratch)
 		if (fd < 0 || fstat(fd, &st) != 0)
 			return false;
 		if (S_ISDIR(st.st_mode))
-			ok = cover(scratch, "empty", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+			ok = cover(stage, "empty", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
 		else
 			ok = cover(FD_DEV, "null", fd, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NOEXEC);
 		if (!ok)
@@ -369,7 +380,7 @@ static bool mask_paths(int scratch)
 		facts.masks++;
 	}
 	for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
-		int fd = at_root(read_only[i], 0);
+		int fd = below(stage, read_only[i], 0);
 
 		if (fd < 0 && errno == ENOENT)
 			continue;
@@ -380,57 +391,92 @@ static bool mask_paths(int scratch)
 	return true;
 }
 
+/* Covers the list of processors with a file that is filled once their number is known. */
+static bool cover_cpus(void)
+{
+	int target = below(stage, "sys/devices/system/cpu/online", 0), fd;
+	ssize_t n;
+
+	if (target < 0)
+		return errno == ENOENT;
+	fd = openat(stage, "sys/devices/system/cpu/online", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	n = fd >= 0 ? read(fd, machine_cpus, sizeof machine_cpus) : -1;
+	if (fd >= 0)
+		close(fd);
+	online = openat(stage, "online", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+	if (n < 0 || online < 0) {
+		close(target);
+		return false;
+	}
+	machine_cpus_size = (size_t)n;
+	return cover(stage, "online", target, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+}
+
 /* What nproc and its like read shows the quota, not the machine. */
-static bool show_cpus(int scratch)
+static bool show_cpus(void)
 {
 	char text[32] = "0";
 	size_t n = 1;
-	int fd, target;
-	bool ok;
 
-	if (plan->ncpus == 0)
+	if (online < 0)
 		return true;
-	target = at_root("sys/devices/system/cpu/online", 0);
-	if (target < 0)
-		return errno == ENOENT;
+	if (plan->ncpus == 0)
+		return write(online, machine_cpus, machine_cpus_size) == (ssize_t)machine_cpus_size;
 	if (plan->ncpus > 1) {
 		text[n++] = '-';
 		decimal(text + n, plan->ncpus - 1);
 		n = strlen(text);
 	}
 	text[n++] = '\n';
-	fd = openat(scratch, "online", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
-	ok = fd >= 0 && write(fd, text, n) == (ssize_t)n;
-	if (fd >= 0)
-		close(fd);
-	if (!ok) {
-		close(target);
-		return false;
-	}
-	return cover(scratch, "online", target, X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NODEV | X_ATTR_NOEXEC);
+	return write(online, text, n) == (ssize_t)n;
 }
 
-/* Leaves only the shared-memory directory of the scratch tmpfs visible. */
-static bool mount_shm(int scratch)
+/* Bounds the tmpfs, of which all but /dev/shm is out of reach from here on. */
+static bool size_shm(void)
 {
-	int fd = bind_of(scratch, "shm");
+	int fs = (int)syscall(SYS_fspick, stage, "", X_FSPICK_CLOEXEC | X_FSPICK_EMPTY_PATH), error;
+	char size[24];
+	bool ok;
 
-	close(scratch);
-	if (fd < 0)
-		return false;
-	/* No code of the sandbox runs yet and /dev is ours, so this path is what it says. */
-	if (umount2("/mnt/dev/shm", MNT_DETACH | UMOUNT_NOFOLLOW) != 0) {
-		close(fd);
-		return false;
-	}
-	return place(fd, at_root("dev/shm", O_DIRECTORY));
+	/* The few pages beside /dev/shm are not the workload's to fill. */
+	decimal(size, (plan->shm_size != 0 ? plan->shm_size : 64u << 20) + 65536);
+	ok = fs >= 0 && syscall(SYS_fsconfig, fs, X_FSCONFIG_SET_STRING, "size", size, 0) == 0 &&
+	     syscall(SYS_fsconfig, fs, X_FSCONFIG_CMD_RECONFIGURE, NULL, NULL, 0) == 0;
+	error = errno;
+	if (fs >= 0)
+		close(fs);
+	errno = error;
+	return ok;
 }
 
+static bool attach_root(void)
+{
+	int target = below(stage, "root", O_DIRECTORY), error;
+	/* A device node that an image brings along is a name and no more. */
+	bool ok = target >= 0 && attach(FD_ROOT, target) && restrict_mount(FD_ROOT, X_ATTR_NODEV);
+
+	error = errno;
+	if (target >= 0)
+		close(target);
+	errno = error;
+	return ok;
+}
+
+/* Moves what is mounted on the stage into the root. */
+static bool move_in(const char *name)
+{
+	return place(below(stage, name, O_DIRECTORY), mount_point(name, strcmp(name, "dev") == 0 ? 0755 : 0555));
+}
+
+/* From here on paths begin at the new root, on which the old one lies. */
 static bool pivot(void)
 {
-	if (fchdir(FD_ROOT) != 0 || syscall(SYS_pivot_root, ".", ".") != 0)
-		return false;
-	/* The old root now lies over the new one at "."; taking it off leaves nothing of the nursery. */
+	return fchdir(FD_ROOT) == 0 && syscall(SYS_pivot_root, ".", ".") == 0;
+}
+
+/* Takes the old root off the new one, and with it the nursery and the stage. Before it nothing else may run here. */
+bool leave_nursery(void)
+{
 	return umount2(".", MNT_DETACH) == 0 && chdir("/") == 0;
 }
 
@@ -499,57 +545,67 @@ static bool affinity(void)
 	return true;
 }
 
-/* Whether root inside is somebody else outside. */
-static bool in_user_namespace(void)
+/* Makes everything that does not depend on the sandbox. Returns the step that failed, with errno, or 0. */
+uint32_t prepare(void)
 {
-	static const char whole[] = "         0          0 4294967295\n";
-	char map[64] = "";
-	int fd = openat(FD_ROOT, "proc/1/uid_map", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	ssize_t n = fd >= 0 ? read(fd, map, sizeof map - 1) : -1;
-
-	if (fd >= 0)
-		close(fd);
-	return n > 0 && strcmp(map, whole) != 0;
-}
-
-/* Goes the whole way. Returns the step that failed, with errno, or 0. */
-uint32_t setup(int plan_fd)
-{
-	int scratch;
-
-	if (!read_plan(plan_fd))
-		return SS_STEP_PLAN;
-	facts.version = SS_VERSION;
 	/* The one that the clone made is rooted at the spawner's group; from here it is at the sandbox's own. */
 	if (unshare(CLONE_NEWCGROUP) != 0)
 		return SS_STEP_CGROUPNS;
 	if (!loopback_up())
 		return SS_STEP_LOOPBACK;
-	if (!attach_root())
-		return SS_STEP_ROOT;
+	if (!make_stage())
+		return SS_STEP_STAGE;
 	if (!mount_proc())
 		return SS_STEP_PROC;
-	if (!mount_dev())
+	if (!attach_given(FD_DEV, "dev", X_ATTR_RDONLY | X_ATTR_NOSUID | X_ATTR_NOEXEC))
 		return SS_STEP_DEV;
 	if (!mount_pts())
 		return SS_STEP_PTS;
-	scratch = mount_scratch();
-	if (scratch < 0)
+	if (!place(bind_of(stage, "shm"), below(stage, "dev/shm", O_DIRECTORY)))
 		return SS_STEP_SHM;
 	if (!mount_mqueue())
 		return SS_STEP_MQUEUE;
 	if (!mount_sys())
 		return SS_STEP_SYS;
-	if (!mask_paths(scratch))
+	if (!mask_paths())
 		return SS_STEP_MASK;
-	if (!show_cpus(scratch))
+	if (!cover_cpus())
 		return SS_STEP_CPUS;
-	if (!mount_shm(scratch))
+	return 0;
+}
+
+/*
+ * Goes the rest of the way, or the whole, to a root that came with SETUP (root_fd) or from the spawner. Returns the step
+ * that failed, with errno, or 0. Nothing may run before leave_nursery.
+ */
+uint32_t setup(int plan_fd, int root_fd)
+{
+	if (!read_plan(plan_fd))
+		return SS_STEP_PLAN;
+	facts.version = SS_VERSION;
+	if (stage < 0) {
+		uint32_t step = prepare();
+
+		if (step != 0)
+			return step;
+	}
+	if ((root_fd >= 0 && dup3(root_fd, FD_ROOT, O_CLOEXEC) < 0) || !attach_root())
+		return SS_STEP_ROOT;
+	if (!move_in("proc"))
+		return SS_STEP_PROC;
+	if (!move_in("dev"))
+		return SS_STEP_DEV;
+	if (!move_in("sys"))
+		return SS_STEP_SYS;
+	if (!size_shm())
 		return SS_STEP_SHM;
-	if (in_user_namespace())
-		facts.flags |= SS_FACT_USERNS;
+	if (!show_cpus())
+		return SS_STEP_CPUS;
 	if (!pivot())
 		return SS_STEP_PIVOT;
+	if (online >= 0)
+		close(online);
+	close(stage);
 	close(FD_ROOT);
 	close(FD_DEV);
 	close(FD_SYS);

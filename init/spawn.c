@@ -129,6 +129,25 @@ static bool limit(int what, rlim_t value)
 	return setrlimit(what, &r) == 0;
 }
 
+/*
+ * Puts this process before PID 1 when memory runs out: what holds it may be pipes or files in memory, which no process
+ * looks large for, and the end of PID 1 would be that of the sandbox. To be dumpable opens our files in /proc to
+ * ourselves; nobody inside has the capabilities that it takes to trace us.
+ */
+static void expendable(void)
+{
+	int fd;
+
+	prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+	fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	if (fd < 0)
+		return;
+	/* A wish: where it cannot be, the largest is chosen. */
+	(void)!write(fd, "500", 3);
+	close(fd);
+}
+
 /* What a child sheds of PID 1 before anything else. */
 static bool plain_process(void)
 {
@@ -142,6 +161,7 @@ static bool plain_process(void)
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	setsid();
+	expendable();
 	/* No core file is that short, and unlike 0 this also keeps a core from a program that the machine pipes it to. */
 	return (plan->nofile == 0 || limit(RLIMIT_NOFILE, plan->nofile)) && limit(RLIMIT_CORE, 1);
 }

@@ -21,7 +21,7 @@
 /* Kinds. To PID 1 below 128, from it above. */
 enum ss_kind {
 	SS_HELLO = 1,       /* greets; answered by ROSTER, one PROCESS per slot, ROSTER_END */
-	SS_SETUP = 2,       /* fds: plan. Once; answered by READY, or FAILED and exit */
+	SS_SETUP = 2,       /* fds: plan [, root]. Once; answered by READY, or FAILED and exit */
 	SS_SPAWN = 3,       /* fds: spec, cgroup directory, in, out [, err]; STARTED or FAILED */
 	SS_SERVE_FILES = 4, /* fds: spec (ids only), socket; SERVING or FAILED */
 	SS_OPENPTY = 5,     /* reserved */
@@ -29,6 +29,7 @@ enum ss_kind {
 	SS_ACK = 7,         /* no answer */
 	SS_REROOT = 8,      /* reserved */
 	SS_PROCESSES = 9,   /* reserved */
+	SS_PREPARE = 10,    /* at most once, before SETUP: what does not depend on it; PREPARED, or FAILED and exit */
 
 	SS_READY = 129,
 	SS_STARTED = 130,
@@ -40,6 +41,7 @@ enum ss_kind {
 	SS_SERVING = 136,
 	SS_SIGNALLED = 137,
 	SS_PTY = 138, /* reserved */
+	SS_PREPARED = 139,
 };
 
 struct ss_hello {
@@ -143,6 +145,7 @@ enum ss_step {
 	SS_STEP_NOFILE = 46,
 	SS_STEP_EVENTS = 47,
 	SS_STEP_CGROUPNS = 48,
+	SS_STEP_STAGE = 49,
 };
 
 /* How PID 1 itself ends. */

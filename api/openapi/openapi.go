@@ -5,13 +5,13 @@ package openapi
 
 import (
 	"bytes"
+	"context"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -45,7 +45,7 @@ message Timestamp { int64 seconds = 1; int32 nanos = 2; }
 `
 
 // Commented reads the .proto files below dir (the folder api) with protoc, comments and all.
-func Commented(dir string) ([]protoreflect.FileDescriptor, error) {
+func Commented(ctx context.Context, dir string) ([]protoreflect.FileDescriptor, error) {
 	tmp, err := os.MkdirTemp("", "openapi")
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for protoc: %w", err)
@@ -64,7 +64,7 @@ func Commented(dir string) ([]protoreflect.FileDescriptor, error) {
 	for _, f := range Embedded() {
 		names = append(names, f.Path())
 	}
-	if msg, err := exec.Command("protoc", append(args, names...)...).CombinedOutput(); err != nil {
+	if msg, err := exec.CommandContext(ctx, "protoc", append(args, names...)...).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("protoc: %w: %s", err, bytes.TrimSpace(msg))
 	}
 	raw, err := os.ReadFile(out)
@@ -305,37 +305,4 @@ func described(o object, d protoreflect.Descriptor) object {
 		o["description"] = strings.Join(paragraphs, "\n\n")
 	}
 	return o
-}
-
-// WithoutComments is a document without the descriptions that come from comments, to compare what machines read.
-func WithoutComments(doc []byte) ([]byte, error) {
-	var v any
-	if err := json.Unmarshal(doc, &v); err != nil {
-		return nil, fmt.Errorf("read the document: %w", err)
-	}
-	strip(v, nil)
-	out, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("encode the document: %w", err)
-	}
-	return out, nil
-}
-
-func strip(v any, path []string) {
-	switch v := v.(type) {
-	case []any:
-		for _, e := range v {
-			strip(e, append(path, "[]"))
-		}
-	case map[string]any:
-		// A field may be called description.
-		if len(path) == 0 || path[len(path)-1] != "properties" {
-			if _, text := v["description"].(string); text && !slices.Equal(path, []string{"info"}) {
-				delete(v, "description")
-			}
-		}
-		for k, e := range v {
-			strip(e, append(path, k))
-		}
-	}
 }

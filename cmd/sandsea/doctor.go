@@ -66,15 +66,20 @@ func (a *app) printFeatures(c node.Capabilities) {
 	}
 }
 
-func doctorDocument(c node.Capabilities, line string, good bool) map[string]any {
-	features := make([]map[string]any, 0, len(c.Features))
+func doctorDocument(c node.Capabilities, line string, good bool) object {
+	features := make([]object, 0, len(c.Features))
 	for _, f := range c.Features {
-		features = append(features, map[string]any{
-			"name": f.Name, "status": string(f.Status), "mechanism": f.Mechanism, "fix": f.Fix, "optional": f.Optional,
+		features = append(features, object{
+			{"name", f.Name}, {"status", string(f.Status)}, {"mechanism", f.Mechanism}, {"fix", f.Fix}, {"optional", f.Optional},
 		})
 	}
-	return map[string]any{
-		"schema": "sandsea.doctor/1", "kernel": c.Kernel, "cpus": c.CPUs, "memory_bytes": c.Memory, "cgroup": c.Cgroup,
-		"features": features, "container": map[string]any{"enforces_all": good, "summary": line},
+	return object{
+		{"schema", "sandsea.doctor/1"},
+		{"kernel", c.Kernel},
+		{"cpus", c.CPUs},
+		{"memory_bytes", c.Memory},
+		{"cgroup", c.Cgroup},
+		{"features", features},
+		{"container", object{{"enforces_all", good}, {"summary", line}}},
 	}
 }

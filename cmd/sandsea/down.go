@@ -182,5 +182,11 @@ func removeAll(ctx context.Context, dir *dataDir) error {
 			errs = append(errs, err)
 		}
 	}
+	// Archives that were uploaded and imports that were cut off.
+	left, err := os.ReadDir(dir.join("tmp"))
+	errs = append(errs, err)
+	for _, e := range left {
+		errs = append(errs, os.RemoveAll(dir.join("tmp", e.Name())))
+	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -242,10 +243,11 @@ func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) er
 		return fmt.Errorf("find our own binary: %w", err)
 	}
 	socket := e.dir.join("run", "spawner.sock")
-	d, err := supervise.Start(ctx, supervise.Config[spawner.Client]{
+	d, err := supervise.Start(ctx, supervise.Config[io.Closer]{
 		Name: "spawner", Socket: socket, LogFile: e.dir.join("run", "spawner.log"), Log: e.log,
-		Argv:       []string{exe, "spawner", "--socket", socket, "--data-id", e.dir.id},
-		Dial:       func(ctx context.Context) (spawner.Client, error) { return spawner.Dial(ctx, socket, e.dir.id) },
+		Argv: []string{exe, "spawner", "--socket", socket, "--data-id", e.dir.id},
+		// The backend has the one line that the spawner serves: another would end it.
+		Dial:       func(context.Context) (io.Closer, error) { return io.NopCloser(nil), nil },
 		Cgroup:     cgroups.DaemonPath("spawner"),
 		Cloneflags: syscall.CLONE_NEWNS,
 	})

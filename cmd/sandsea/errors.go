@@ -238,6 +238,7 @@ func unknownFlag(cmd *cobra.Command, err *pflag.NotExistError, invalid func(fiel
 // strict makes a command and those below it refuse arguments in our words. A group prints its help and refuses unknown
 // words, which cobra would take for a question.
 func strict(cmd *cobra.Command) {
+	cmd.DisableFlagsInUseLine = true
 	if cmd.HasSubCommands() {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {

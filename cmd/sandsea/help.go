@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -20,10 +21,10 @@ func printHelp(cmd *cobra.Command, _ []string) {
 		}
 	}
 	fmt.Fprintln(&b, cmd.Short)
-	part("Examples:", cmd.Example)
+	part("Examples:", examples(cmd))
 	part("Usage:", "  "+cmd.UseLine())
 	if cmd.Long != "" {
-		fmt.Fprintf(&b, "\n%s\n", cmd.Long)
+		fmt.Fprintf(&b, "\n%s\n", wrapped(cmd.Long))
 	}
 	var commands strings.Builder
 	for _, c := range cmd.Commands() {
@@ -35,6 +36,51 @@ func printHelp(cmd *cobra.Command, _ []string) {
 	part("Flags:", flagLines(cmd.LocalNonPersistentFlags()))
 	part("For every command:", flagLines(cmd.Root().PersistentFlags()))
 	fmt.Fprint(cmd.OutOrStdout(), b.String())
+}
+
+// examples are the command's own, or else the lines of its group's that name it.
+func examples(cmd *cobra.Command) string {
+	if cmd.Example != "" || !cmd.HasParent() {
+		return cmd.Example
+	}
+	var own strings.Builder
+	for line := range strings.Lines(cmd.Parent().Example) {
+		if strings.Contains(line, cmd.CommandPath()) {
+			own.WriteString(line)
+		}
+	}
+	return own.String()
+}
+
+// wrapped breaks paragraphs at helpWidth; lines that begin with a space stay as they are.
+func wrapped(text string) string {
+	var b strings.Builder
+	column := 0
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		if line == "" || line[0] == ' ' {
+			if column > 0 {
+				b.WriteByte('\n')
+			}
+			b.WriteString(line + "\n")
+			column = 0
+			continue
+		}
+		for word := range strings.FieldsSeq(line) {
+			switch n := utf8.RuneCountInString(word); {
+			case column == 0:
+				column = n
+			case column+1+n <= helpWidth:
+				b.WriteByte(' ')
+				column += 1 + n
+			default:
+				b.WriteByte('\n')
+				column = n
+			}
+			b.WriteString(word)
+		}
+	}
+	return strings.TrimRight(b.String(), "\n")
 }
 
 func flagLines(f *pflag.FlagSet) string {

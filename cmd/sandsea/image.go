@@ -308,9 +308,9 @@ func (a *app) removeImage(ctx context.Context, c *client.Client, ref string, dry
 	}
 	inUse := img.GetUsers() > 0
 	if inUse {
-		yes, asked := a.io.Ask(fmt.Sprintf("%s: %s use it and keep its layers. Remove it?", ui.Text(ref), sandboxes(int(img.GetUsers()))))
+		yes, asked := a.io.Ask(fmt.Sprintf("%s: in use by %s, which keep its layers. Remove it?", ui.Text(ref), sandboxes(int(img.GetUsers()))))
 		if !asked {
-			return misuse(errdefs.New(errdefs.FailedPrecondition, "image "+ref, "%s use it; no terminal to ask on", sandboxes(int(img.GetUsers()))).
+			return misuse(errdefs.New(errdefs.FailedPrecondition, "image "+ref, "in use by %s; no terminal to ask on", sandboxes(int(img.GetUsers()))).
 				WithHint("Add --yes"))
 		}
 		if !yes {
@@ -334,7 +334,7 @@ func (a *app) imageComposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "compose NAME --base REF [--workspace REF] [--toolkit REF]…",
 		Short:   "Name a stack of images",
-		Example: "  sandsea image compose task-17 --base debian:bookworm+python3 --workspace task-17-src --toolkit pytest",
+		Example: "  sandsea image compose task-17 --base debian:bookworm --workspace src-17 --toolkit pytest",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if base == "" {

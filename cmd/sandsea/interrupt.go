@@ -65,33 +65,22 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // input is standard input that gives up waiting when ctx ends.
-func (a *app) input(ctx context.Context) io.Reader { return &interruptible{ctx: ctx, r: a.io.In} }
+func (a *app) input(ctx context.Context) io.Reader {
+	return &interruptible{ctx: ctx, r: a.io.In, space: make([]byte, 256<<10)}
+}
 
+// interruptible reads in a goroutine, which it leaves behind when ctx ends first; nothing is read after that.
 type interruptible struct {
-	ctx context.Context // a Reader has no other way to learn of its end
-	r   io.Reader
-	buf []byte // read and not yet taken
-	err error
+	ctx   context.Context // a Reader has no other way to learn of its end
+	r     io.Reader
+	space []byte // for one read at a time
+	buf   []byte // read and not yet taken
+	err   error
 }
 
 func (i *interruptible) Read(b []byte) (int, error) {
 	if len(i.buf) == 0 && i.err == nil {
-		type piece struct {
-			b   []byte
-			err error
-		}
-		got := make(chan piece, 1)
-		go func() {
-			buf := make([]byte, max(len(b), 64<<10))
-			n, err := i.r.Read(buf)
-			got <- piece{buf[:n], err}
-		}()
-		select {
-		case p := <-got:
-			i.buf, i.err = p.b, p.err
-		case <-i.ctx.Done():
-			return 0, context.Cause(i.ctx)
-		}
+		i.fill()
 	}
 	n := copy(b, i.buf)
 	i.buf = i.buf[n:]
@@ -99,4 +88,22 @@ func (i *interruptible) Read(b []byte) (int, error) {
 		return 0, i.err
 	}
 	return n, nil
+}
+
+func (i *interruptible) fill() {
+	type piece struct {
+		n   int
+		err error
+	}
+	got := make(chan piece, 1)
+	go func() {
+		n, err := i.r.Read(i.space)
+		got <- piece{n, err}
+	}()
+	select {
+	case p := <-got:
+		i.buf, i.err = i.space[:p.n], p.err
+	case <-i.ctx.Done():
+		i.err = context.Cause(i.ctx)
+	}
 }

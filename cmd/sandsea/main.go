@@ -83,7 +83,7 @@ func (a *app) prepare(cmd *cobra.Command) error {
 		return usage(cmd, "--color %s: auto, always or never", ui.Text(a.color))
 	}
 	a.io.UseColor(a.color, os.Getenv)
-	a.io.Yes = a.yes
+	a.io.Yes, a.io.Quiet = a.yes, a.json
 	if !cmd.Hidden {
 		a.noteUnknownVariables()
 	}

@@ -167,7 +167,8 @@ func steady(text string, s *testserver.Server) string {
 		{`r-[a-z2-7]{8}`, "r-00000000"},
 		{`\bs[0-9a-hjkmnp-tv-z]{26}\b`, "s0123456789abcdefghjkmnpqrs"},
 		{`\b(sandbox|stop|inspect|logs|of|sandboxes \() s[0-9a-hjkmnp-tv-z]{7}\b`, "$1 s0123456"},
-		{`\bended \d+s ago`, "ended 2s ago"},
+		{`\b(ended|expired) \d+s ago`, "$1 2s ago"},
+		{`(?m)^\d\d:\d\d\.\d .*\n`, ""},
 	} {
 		text = regexp.MustCompile(r.from).ReplaceAllString(text, r.to)
 	}

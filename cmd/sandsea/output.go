@@ -10,11 +10,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sandsea/sandsea/cmd/sandsea/ui"
 )
 
 // printJSON prints one document on one line.
@@ -35,7 +38,26 @@ func encode(v any) ([]byte, error) {
 	if err := enc.Encode(v); err != nil {
 		return nil, err
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+	return []byte(harmless(strings.TrimSuffix(b.String(), "\n"))), nil
+}
+
+// harmless writes what a terminal could obey as JSON escapes, which means the same to programs.
+func harmless(text string) string {
+	if !strings.ContainsFunc(text, ui.Hostile) {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		switch high, low := utf16.EncodeRune(r); {
+		case !ui.Hostile(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
 }
 
 // object is a JSON object whose members keep their order.

@@ -71,6 +71,10 @@ int main(void)
 
 	begin(SS_HELLO, 0)->u.hello.epoch = 9;
 	end("hello");
+	begin(SS_PREPARE, 0);
+	end("prepare");
+	begin(SS_PREPARED, 0);
+	end("prepared");
 	begin(SS_SETUP, 0);
 	end("setup");
 	begin(SS_SPAWN, number)->u.spawn.flags = SS_SPAWN_ERR;

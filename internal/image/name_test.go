@@ -9,23 +9,6 @@ import (
 	"github.com/sandsea/sandsea/internal/image"
 )
 
-func TestNames(t *testing.T) {
-	for _, good := range []string{
-		"a", "debian:bookworm+git,python3", "registry.example/team/app:1.2", "g++=12~rc1", strings.Repeat("n", 255), "x@y",
-	} {
-		if err := image.CheckName(good); err != nil {
-			t.Errorf("%q: %v", good, err)
-		}
-	}
-	for _, bad := range []string{
-		"", "-x", ".x", "/x", "x/", "x//y", "x/../y", "x y", "x\x00", "é", "x\u202e", "sha256:abc", strings.Repeat("n", 256),
-	} {
-		if err := image.CheckName(bad); !errors.Is(err, errdefs.Invalid) {
-			t.Errorf("%q: got %v, want Invalid", bad, err)
-		}
-	}
-}
-
 func TestDigests(t *testing.T) {
 	hex := strings.Repeat("0af", 21) + "0"
 	if d, err := image.ParseDigest("sha256:" + hex); err != nil || d.Hex() != hex {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -82,15 +81,13 @@ type recorder struct {
 	now    func() time.Time
 
 	poll  *epoll.Poll
-	wake  *eventfd.Event
 	null  *os.File
 	ends  bool
 	bys   map[uint64]*stream
 	waits deadlines
 	token uint64
 
-	mu    sync.Mutex
-	inbox []func() // guarded by mu
+	inbox
 }
 
 const tokenWake = 0
@@ -108,17 +105,6 @@ func newRecorder(log *slog.Logger, l limits, report func(toServer)) (*recorder, 
 		return nil, fmt.Errorf("open null device: %w", err)
 	}
 	return r, r.poll.Add(r.wake.FD(), epoll.In, tokenWake)
-}
-
-// tell has the loop run fn, after what was told before.
-func (r *recorder) tell(fn func()) {
-	r.mu.Lock()
-	first := len(r.inbox) == 0
-	r.inbox = append(r.inbox, fn)
-	r.mu.Unlock()
-	if first {
-		_ = r.wake.Set()
-	}
 }
 
 // stop ends the loop.
@@ -149,17 +135,6 @@ func (r *recorder) run() error {
 		r.resumeDue()
 	}
 	return nil
-}
-
-func (r *recorder) obey() {
-	_ = r.wake.Clear()
-	r.mu.Lock()
-	todo := r.inbox
-	r.inbox = nil
-	r.mu.Unlock()
-	for _, fn := range todo {
-		fn()
-	}
 }
 
 // timeout is how long the loop may sleep, in the milliseconds of epoll, rounded up; -1 is for ever.

@@ -138,7 +138,6 @@ type server struct {
 	now   func() time.Time
 
 	poll   *epoll.Poll
-	wake   *eventfd.Event
 	mono   *timerfd.Timer
 	wall   *timerfd.Timer
 	listen int
@@ -162,8 +161,7 @@ type server struct {
 	next  int
 	loops sync.WaitGroup
 
-	mu    sync.Mutex
-	inbox []func() // guarded by mu
+	inbox
 }
 
 func newServer(cfg Config, idx *index) (*server, error) {
@@ -225,27 +223,6 @@ func (s *server) unwatch(fd int, token uint64) {
 	delete(s.onReady, token)
 	if err := s.poll.Del(fd); err != nil {
 		s.log.Warn("leave event loop", "err", err)
-	}
-}
-
-func (s *server) tell(fn func()) {
-	s.mu.Lock()
-	first := len(s.inbox) == 0
-	s.inbox = append(s.inbox, fn)
-	s.mu.Unlock()
-	if first {
-		_ = s.wake.Set()
-	}
-}
-
-func (s *server) obey() {
-	_ = s.wake.Clear()
-	s.mu.Lock()
-	todo := s.inbox
-	s.inbox = nil
-	s.mu.Unlock()
-	for _, fn := range todo {
-		fn()
 	}
 }
 

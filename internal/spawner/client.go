@@ -85,13 +85,17 @@ func (c *client) greet(ctx context.Context, dataID string) error {
 
 // Spawn implements Client.
 func (c *client) Spawn(ctx context.Context, s Spec) (Child, error) {
-	if s.Cgroup == nil || s.Root == nil || s.Dev == nil {
-		return Child{}, fmt.Errorf("spawn %s: cgroup, root and dev are needed", s.ID)
+	if s.Cgroup == nil || s.Dev == nil {
+		return Child{}, fmt.Errorf("spawn %s: cgroup and dev are needed", s.ID)
 	}
 	if len(s.Tasks) > maxTasks {
 		return Child{}, fmt.Errorf("spawn %s: %d v1 cgroups, at most %d", s.ID, len(s.Tasks), maxTasks)
 	}
-	files := append(make([]*os.File, 0, maxFiles), s.Cgroup, s.Root, s.Dev)
+	files := append(make([]*os.File, 0, maxFiles), s.Cgroup)
+	if s.Root != nil {
+		files = append(files, s.Root)
+	}
+	files = append(files, s.Dev)
 	if s.Sys != nil {
 		files = append(files, s.Sys)
 	}
@@ -124,7 +128,8 @@ func (c *client) Spawn(ctx context.Context, s Spec) (Child, error) {
 	}
 
 	msg, err := request{
-		Kind: kindSpawn, Seq: seq, UIDBase: s.UIDBase, Tasks: uint8(len(s.Tasks)), Sys: s.Sys != nil, Name: s.ID,
+		Kind: kindSpawn, Seq: seq, UIDBase: s.UIDBase, Tasks: uint8(len(s.Tasks)), Sys: s.Sys != nil,
+		NoRoot: s.Root == nil, Name: s.ID,
 	}.encode()
 	if err == nil {
 		err = c.conn.Send(ctx, msg, files...)

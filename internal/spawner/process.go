@@ -228,7 +228,9 @@ func (s *server) accept(ctx context.Context, ln *scm.Listener) error {
 			return fmt.Errorf("spawner: accept: %w", err)
 		}
 		if err := s.greet(ctx, c); err != nil {
-			s.log.Warn("spawner refuses a connection", "err", err)
+			if !errors.Is(err, io.EOF) { // the edge looks who listens, and says nothing
+				s.log.Warn("spawner refuses a connection", "err", err)
+			}
 			_ = c.Close()
 			continue
 		}
@@ -319,18 +321,23 @@ const namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_N
 // spawn clones sandsea-init. The child is about to call exec when it returns; executed waits for that, must be called,
 // and needs none of the files.
 func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() error, err error) {
-	need := 3 + int(r.Tasks)
+	need := 2 + int(r.Tasks)
+	if !r.NoRoot {
+		need++
+	}
 	if r.Sys {
 		need++
 	}
 	if len(files) != need {
 		return Child{}, nil, fmt.Errorf("%d descriptors, want %d: %w", len(files), need, syscall.EINVAL)
 	}
-	cgroup, root, dev, rest := files[0], files[1], files[2], files[3:]
-	var sys *os.File
-	if r.Sys {
-		sys, rest = rest[0], rest[1:]
+	next := func(there bool) (f *os.File) {
+		if there {
+			f, files = files[0], files[1:]
+		}
+		return f
 	}
+	cgroup, root, dev, sys := next(true), next(!r.NoRoot), next(true), next(r.Sys)
 
 	inside, outside, err := scm.Socketpair()
 	if err != nil {
@@ -343,9 +350,8 @@ func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() er
 	defer s.reaping.RUnlock()
 	c, err := clone.Start(clone.Spec{
 		Flags:  namespaces,
-		Owner:  r.UIDBase,
 		Cgroup: cgroup,
-		Tasks:  rest,
+		Tasks:  files,
 		Path:   initPath,
 		Argv:   []string{"sandsea-init"},
 		Files:  []*os.File{s.null, s.null, s.null, inside, root, dev, sys},

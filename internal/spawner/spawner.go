@@ -21,8 +21,8 @@ type Spec struct {
 	// Tasks are tasks files of v1 controllers, open for writing: the child enters those groups by itself, before anything
 	// else. (Moving it from outside would stop all forks of the machine for milliseconds.)
 	Tasks []*os.File
-	// Root is the detached mount of the composed root file system, Dev that of /dev, Sys that of /sys (may be nil);
-	// they become descriptors 4, 5 and 6 of sandsea-init beside the control socket, 3.
+	// Root is the detached mount of the composed root file system (nil: it comes with the set-up), Dev that of /dev, Sys
+	// that of /sys (may be nil); they become descriptors 4, 5 and 6 of sandsea-init beside the control socket, 3.
 	Root, Dev, Sys *os.File
 	// UIDBase is the first of the 65,536 host ids that are 0 to 65,535 inside.
 	UIDBase uint32

@@ -341,9 +341,9 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("err = %v", err)
 		}
 	})
-	t.Run("a spec without a root", func(t *testing.T) {
+	t.Run("a spec without a /dev", func(t *testing.T) {
 		bad := s
-		bad.Root = nil
+		bad.Dev = nil
 		if _, err := c.Spawn(t.Context(), bad); err == nil {
 			t.Error("no error")
 		}

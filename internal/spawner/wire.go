@@ -28,13 +28,15 @@ const (
 	kindSpawn kind = 2
 )
 
-// request is what the edge sends. Files of a spawn: cgroup, root, dev, sys when Sys is set, then Tasks.
+// request is what the edge sends. Files of a spawn: cgroup, root unless NoRoot is set, dev, sys when Sys is set, then
+// Tasks.
 type request struct {
 	Kind    kind
 	Seq     uint64
 	UIDBase uint32
 	Tasks   uint8
 	Sys     bool
+	NoRoot  bool
 	// Name is the sandbox's id, or for a greeting the id of the data directory.
 	Name string
 }
@@ -56,6 +58,9 @@ func (r request) encode() ([]byte, error) {
 	if r.Sys {
 		b[21] = 1
 	}
+	if r.NoRoot {
+		b[22] = 1
+	}
 	copy(b[32:], r.Name)
 	return b, nil
 }
@@ -73,7 +78,7 @@ func decodeRequest(b []byte) (request, error) {
 	}
 	r := request{
 		Kind: kind(le.Uint16(b[6:])), Seq: le.Uint64(b[8:]), UIDBase: le.Uint32(b[16:]), Tasks: b[20], Sys: b[21] == 1,
-		Name: cString(b[32:]),
+		NoRoot: b[22] == 1, Name: cString(b[32:]),
 	}
 	if r.Tasks > maxTasks {
 		return request{}, fmt.Errorf("request with %d tasks files, at most %d", r.Tasks, maxTasks)

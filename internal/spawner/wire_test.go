@@ -11,9 +11,10 @@ import (
 
 func TestMessagesComeBackAsTheyWent(t *testing.T) {
 	for name, r := range map[string]request{
-		"a greeting":  {Kind: kindHello, Name: "0123456789abcdef"},
-		"a spawn":     {Kind: kindSpawn, Seq: 1 << 60, UIDBase: 0x7fc00000, Tasks: maxTasks, Sys: true, Name: "s"},
-		"a long name": {Kind: kindSpawn, Name: strings.Repeat("n", nameSize)},
+		"a greeting":         {Kind: kindHello, Name: "0123456789abcdef"},
+		"a spawn":            {Kind: kindSpawn, Seq: 1 << 60, UIDBase: 0x7fc00000, Tasks: maxTasks, Sys: true, Name: "s"},
+		"one without a root": {Kind: kindSpawn, Seq: 1, UIDBase: 0x7fc00000, NoRoot: true, Name: "s"},
+		"a long name":        {Kind: kindSpawn, Name: strings.Repeat("n", nameSize)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, err := r.encode()
@@ -55,7 +56,7 @@ func TestMessagesComeBackAsTheyWent(t *testing.T) {
 // FuzzRequest: whatever bytes come, the answer is a request that is within its bounds, or an error.
 func FuzzRequest(f *testing.F) {
 	for _, r := range []request{
-		{Kind: kindHello, Name: "id"}, {Kind: kindSpawn, Seq: 1, UIDBase: 1 << 30, Tasks: 3, Sys: true},
+		{Kind: kindHello, Name: "id"}, {Kind: kindSpawn, Seq: 1, UIDBase: 1 << 30, Tasks: 3, Sys: true}, {Kind: kindSpawn, NoRoot: true},
 	} {
 		b, err := r.encode()
 		if err != nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ func main() {
 }
 
 func run() error {
-	out, err := exec.Command("go", "list", "-deps", "-test", "-json=Module", "./...").Output()
+	out, err := exec.CommandContext(context.Background(), "go", "list", "-deps", "-test", "-json=Module", "./...").Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}

@@ -39,7 +39,7 @@ func run(in io.Reader, out io.Writer, skipFile string) int {
 		if len(line) > 0 {
 			var e event
 			if json.Unmarshal(line, &e) != nil {
-				out.Write(line) // not JSON: the go command itself speaks
+				_, _ = out.Write(line) // not JSON: the go command itself speaks
 				continue
 			}
 			if e.Package == "" {

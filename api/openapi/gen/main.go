@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,7 +19,7 @@ func main() {
 }
 
 func run() error {
-	files, err := openapi.Commented("api")
+	files, err := openapi.Commented(context.Background(), "api")
 	if err != nil {
 		return err
 	}

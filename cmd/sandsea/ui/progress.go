@@ -37,6 +37,9 @@ func (s *IO) NewProgress() *Progress {
 
 // Update tells where a stage stands. total 0 is unknown.
 func (p *Progress) Update(name string, done, total int64, unit, detail string, finished bool) {
+	if p.io.Quiet {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()

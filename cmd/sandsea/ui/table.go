@@ -76,7 +76,7 @@ func fit(cols []Column, width []int, show []bool, limit int) {
 				continue
 			}
 			over += width[i] + 2
-			canGive := c.Drop > 0 && (!c.Cut || width[i] > leastCut)
+			canGive := c.Cut && width[i] > leastCut || !c.Cut && c.Drop > 0
 			if canGive && (at < 0 || c.Drop > cols[at].Drop) {
 				at = i
 			}

@@ -15,7 +15,7 @@ import (
 func Text(s string) string {
 	clean := true
 	for _, r := range s {
-		if hostile(r) {
+		if Hostile(r) {
 			clean = false
 			break
 		}
@@ -29,9 +29,9 @@ func Text(s string) string {
 		switch {
 		case r == utf8.RuneError && n <= 1:
 			fmt.Fprintf(&b, `\x%02x`, s[0])
-		case hostile(r) && r < 0x100:
+		case Hostile(r) && r < 0x100:
 			fmt.Fprintf(&b, `\x%02x`, r)
-		case hostile(r):
+		case Hostile(r):
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			b.WriteRune(r)
@@ -41,7 +41,8 @@ func Text(s string) string {
 	return b.String()
 }
 
-func hostile(r rune) bool {
+// Hostile reports whether a terminal could obey r, or show other text than there is.
+func Hostile(r rune) bool {
 	return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Cf, unicode.Zl, unicode.Zp) || r == utf8.RuneError
 }
 

@@ -29,6 +29,8 @@ type IO struct {
 	ASCII bool
 	// Yes answers every question.
 	Yes bool
+	// Quiet leaves out notes, waits and progress: standard error is for programs.
+	Quiet bool
 }
 
 // Stdio finds out about the process's own streams; env looks up variables.
@@ -113,7 +115,9 @@ func (s *IO) Dash() string {
 
 // Note prints one line of ours to standard error.
 func (s *IO) Note(format string, args ...any) {
-	fmt.Fprintf(s.Err, format+"\n", args...)
+	if !s.Quiet {
+		fmt.Fprintf(s.Err, format+"\n", args...)
+	}
 }
 
 // The colours of states and verdicts.

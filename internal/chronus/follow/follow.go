@@ -125,9 +125,6 @@ type Reader struct {
 	polls  bool // there is no watch to be had
 }
 
-// Offset is where the next piece begins.
-func (r *Reader) Offset() int64 { return r.off }
-
 // Close ends the reader.
 func (r *Reader) Close() error {
 	if r.watch != nil {

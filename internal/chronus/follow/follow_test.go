@@ -101,7 +101,7 @@ func open(t testing.TB, f *Follower, from int64, done <-chan struct{}) *Reader {
 // collect reads to the end: the gaps, joined, and how many bytes came. It checks order, completeness and content.
 func collect(t testing.TB, r *Reader, buf []byte) (gaps []record.Range, data, end int64) {
 	t.Helper()
-	at := r.Offset()
+	at := r.off
 	for {
 		p, err := r.Next(t.Context(), buf)
 		if err != nil {
@@ -348,11 +348,11 @@ func FuzzGaps(f *testing.F) {
 		holes := make(map[int64]bool) // by block
 		step := func(n int) (end bool) {
 			ctx, cancel := context.WithCancel(t.Context())
-			if rd.Offset() == r.size {
+			if rd.off == r.size {
 				cancel() // it would wait
 			}
 			defer cancel()
-			at := rd.Offset()
+			at := rd.off
 			p, err := rd.Next(ctx, make([]byte, n))
 			if errors.Is(err, context.Canceled) {
 				return false
@@ -415,8 +415,8 @@ func FuzzGaps(f *testing.F) {
 		close(done)
 		for !step(5000) {
 		}
-		if rd.Offset() != r.size {
-			t.Fatalf("ended at %d of %d", rd.Offset(), r.size)
+		if rd.off != r.size {
+			t.Fatalf("ended at %d of %d", rd.off, r.size)
 		}
 	})
 }

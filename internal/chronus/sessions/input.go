@@ -27,7 +27,6 @@ type input struct {
 type sent struct {
 	Next    int64 `json:"next"`
 	Sending int64 `json:"sending,omitempty"` // bytes from Next on that a send in progress may have written
-	Closed  bool  `json:"closed,omitempty"`
 }
 
 func newInput(f *os.File) *input { return &input{turn: make(chan struct{}, 1), f: f} }

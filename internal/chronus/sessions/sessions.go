@@ -457,9 +457,6 @@ func (t *Table) abandoned() bool {
 	}
 }
 
-// Drop removes every record of output. The caller forgets the names that Names gives.
-func (t *Table) Drop() error { return os.RemoveAll(t.dir()) }
-
 // Names lists everything that the Table remembers.
 func (t *Table) Names() []string {
 	t.mu.Lock()

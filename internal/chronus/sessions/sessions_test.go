@@ -981,9 +981,6 @@ func TestTheSandboxesEndEndsItsCommands(t *testing.T) {
 			if r.table.Running() != 0 {
 				t.Fatalf("%d run", r.table.Running())
 			}
-			if err := r.table.Drop(); err != nil {
-				t.Fatal(err)
-			}
 		})
 	}
 }

@@ -170,6 +170,12 @@ func TestACommandRunsAndItsEndIsTold(t *testing.T) {
 	}
 }
 
+// warmth is every way to a set-up: in one go, and prepared before there is a root.
+func warmth(t *testing.T, test func(t *testing.T, warm bool)) {
+	t.Run("in one go", func(t *testing.T) { test(t, false) })
+	t.Run("prepared", func(t *testing.T) { test(t, true) })
+}
+
 func TestSetUpTellsWhatIsInForce(t *testing.T) {
 	b := rawbox.Start(t, rawbox.Options{})
 	c := wire.New(b.Control)
@@ -196,8 +202,10 @@ func TestSetUpTellsWhatIsInForce(t *testing.T) {
 // allowAll is a program of one instruction: return ALLOW.
 var allowAll = []byte{6, 0, 0, 0, 0, 0, 0xff, 0x7f}
 
-func TestTheSandboxAsACommandSeesIt(t *testing.T) {
-	h := start(t, rawbox.Options{Setup: func(s *wire.Setup) {
+func TestTheSandboxAsACommandSeesIt(t *testing.T) { warmth(t, seenFromInside) }
+
+func seenFromInside(t *testing.T, warm bool) {
+	h := start(t, rawbox.Options{Warm: warm, Setup: func(s *wire.Setup) {
 		s.OpenFiles = 333
 		s.VisibleCPUs = 3
 		s.CPUs = []int{0}
@@ -214,53 +222,85 @@ func TestTheSandboxAsACommandSeesIt(t *testing.T) {
 		{"its root is its own", sh("ls /"), "bin\ndev\netc\nhome\nproc\nroot\nsys\ntmp", 0},
 		{"root's ids", sh("id"), "uid=0(root) gid=0(root)", 0},
 		{"a user's ids", user("id"), "uid=1000(user) gid=1000(user) groups=1000(user),2000(extra)", 0},
-		{"a user's capabilities", user("grep -E 'Cap(Inh|Prm|Eff|Amb)' /proc/self/status"),
-			"CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000", 0},
-		{"root's capabilities", sh("grep -E 'Cap' /proc/self/status"),
+		{
+			"a user's capabilities", user("grep -E 'Cap(Inh|Prm|Eff|Amb)' /proc/self/status"),
+			"CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000", 0,
+		},
+		{
+			"root's capabilities", sh("grep -E 'Cap' /proc/self/status"),
 			"CapInh:\t0000000000000000\nCapPrm:\t00000000a80425fb\nCapEff:\t00000000a80425fb\nCapBnd:\t00000000a80425fb\n" +
-				"CapAmb:\t0000000000000000", 0},
+				"CapAmb:\t0000000000000000", 0,
+		},
 		{"the filter and no more", sh("grep -E 'Seccomp:|NoNewPrivs' /proc/self/status"), "NoNewPrivs:\t0\nSeccomp:\t2", 0},
-		{"signals are as new", argv("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"),
-			"SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000", 0},
+		{
+			"signals are as new", argv("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"),
+			"SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000", 0,
+		},
 		{"the limits", sh("ulimit -n; ulimit -Hn; ulimit -c; ulimit -Hc; umask"), "333\n333\n0\n0\n0022", 0},
 		{"three descriptors", argv("ls", "/proc/self/fd"), "0\n1\n2\n3", 0}, // 3 is the directory that ls reads
-		{"the processors", sh("cat /sys/devices/system/cpu/online; nproc; grep Cpus_allowed_list /proc/self/status"),
-			"0-2\n1\nCpus_allowed_list:\t0", 0},
+		{
+			"the processors", sh("cat /sys/devices/system/cpu/online; nproc; grep Cpus_allowed_list /proc/self/status"),
+			"0-2\n1\nCpus_allowed_list:\t0", 0,
+		},
 		{"a session of its own", sh("set -- $(cat /proc/self/stat); test $6 != 0 && echo yes"), "yes", 0},
 		{"only its own processes", sh("ls /proc | grep -c '^[0-9]'"), "4", 0},
 		{"loopback is up and alone", sh("ip -o addr | grep -c 'inet 127.0.0.1'; ip -o link | wc -l"), "1\n1", 0},
-		{"masked files are empty",
+		{
+			"masked files are empty",
 			sh("cd /proc; for f in kcore keys key-users kmsg kallsyms interrupts timer_list sched_debug " +
 				"kpagecount kpageflags kpagecgroup sysrq-trigger vmallocinfo zoneinfo; do test ! -e $f || cat $f; done | wc -c"),
-			"0", 0},
+			"0", 0,
+		},
 		{"masked directories are empty", sh("ls -A /sys/firmware /sys/kernel /proc/driver | grep -v -e : -e '^$'"), "", 1},
-		{"no sysctl can be set", sh("echo 1 > /proc/sys/kernel/pid_max"),
-			"sh: can't create /proc/sys/kernel/pid_max: Read-only file system", 1},
-		{"sysfs is read-only", sh("touch /sys/x; mkdir /sys/devices/y"),
-			"touch: /sys/x: Read-only file system\nmkdir: can't create directory '/sys/devices/y': Read-only file system", 1},
-		{"devices work", sh("echo x > /dev/null; head -c 3 /dev/zero | od -An -tx1; head -c 4 /dev/urandom | wc -c"),
-			"00 00 00\n4", 0},
+		{
+			"no sysctl can be set", sh("echo 1 > /proc/sys/kernel/pid_max"),
+			"sh: can't create /proc/sys/kernel/pid_max: Read-only file system", 1,
+		},
+		{
+			"sysfs is read-only", sh("touch /sys/x; mkdir /sys/devices/y"),
+			"touch: /sys/x: Read-only file system\nmkdir: can't create directory '/sys/devices/y': Read-only file system", 1,
+		},
+		{
+			"devices work", sh("echo x > /dev/null; head -c 3 /dev/zero | od -An -tx1; head -c 4 /dev/urandom | wc -c"),
+			"00 00 00\n4", 0,
+		},
 		{"no devices can be added", sh("touch /dev/x"), "touch: /dev/x: Read-only file system", 1},
-		{"shared memory is bounded",
-			sh("cd /dev/shm; dd if=/dev/zero of=big bs=1024 count=2048 2>&1 | grep -c 'No space'; rm big; ls -A"), "1", 0},
+		{
+			"shared memory is bounded",
+			sh("cd /dev/shm; dd if=/dev/zero of=big bs=1024 count=2048 2>&1 | grep -c 'No space'; rm big; ls -A"), "1", 0,
+		},
 		{"shared memory is everybody's", user("echo hi > /dev/shm/f && cat /dev/shm/f; rm /dev/shm/f"), "hi", 0},
 		{"a terminal can be made", sh("exec 3<>/dev/ptmx && ls /dev/pts"), "0\nptmx", 0},
 		{"no cgroup file is there", sh("cat /proc/self/cgroup | grep '^0:'; ls -A /sys/fs/cgroup"), "", 0},
 		{"nothing of the nursery is left", sh("grep -E ' /(mnt|init)|nursery' /proc/self/mountinfo"), "", 1},
 		{"mounting is refused", sh("mount -t tmpfs none /tmp"), "mount: permission denied (are you root?)", 1},
+		{
+			"the stage shows nothing but shared memory, and that once",
+			sh("grep -c ' /shm /dev/shm ' /proc/self/mountinfo; grep -E ' /(root|proc|dev) /' /proc/self/mountinfo"), "1", 1,
+		},
+		{
+			"nothing lies over the root", sh("ls -d /../bin /proc/self/root/../bin; ls /../init"),
+			"/../bin\n/proc/self/root/../bin\nls: /../init: No such file or directory", 1,
+		},
 		{"unmounting is refused", sh("umount /proc"), "umount: can't unmount /proc: Operation not permitted", 1},
 		{"no user namespace in it", sh("unshare -U true"), "unshare: unshare(0x10000000): Operation not permitted", 1},
 		{"no set-up is left to a user", user("hostname other"), "hostname: sethostname: Operation not permitted", 1},
 		{"the umask of the request", func() chronus.Spawn { s := sh("umask"); s.Umask = 0o077; return s }(), "0077", 0},
-		{"the directory of the request", func() chronus.Spawn { s := user("pwd"); s.Cwd = "/home/user"; return s }(),
-			"/home/user", 0},
-		{"the environment and no more", func() chronus.Spawn {
-			s := argv("env")
-			s.Env = []string{"PATH=/bin", "A=1",
-				"A=2", "odd"}
-			return s
-		}(),
-			"PATH=/bin\nA=1\nA=2\nodd", 0},
+		{
+			"the directory of the request", func() chronus.Spawn { s := user("pwd"); s.Cwd = "/home/user"; return s }(),
+			"/home/user", 0,
+		},
+		{
+			"the environment and no more", func() chronus.Spawn {
+				s := argv("env")
+				s.Env = []string{
+					"PATH=/bin", "A=1",
+					"A=2", "odd",
+				}
+				return s
+			}(),
+			"PATH=/bin\nA=1\nA=2\nodd", 0,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, e := h.run(c.spawn)
@@ -304,26 +344,46 @@ func TestStartsThatFailSayWhere(t *testing.T) {
 		{"not executable", argv("locked"), chronus.StartError{Step: chronus.StepExec, Errno: syscall.EACCES}},
 		{"a directory", argv("/bin"), chronus.StartError{Step: chronus.StepExec, Errno: syscall.EACCES}},
 		{"no known format", argv("plain"), chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOEXEC}},
-		{"a missing interpreter", argv("/bin/script"),
-			chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOENT, Interpreter: true}},
-		{"a missing interpreter, searched", argv("script"),
-			chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOENT, Interpreter: true}},
-		{"a long name", argv(strings.Repeat("n", 256)), chronus.StartError{Step: chronus.StepExec,
-			Errno: syscall.ENAMETOOLONG}},
-		{"a missing directory", in("/nowhere", argv("true")), chronus.StartError{Step: chronus.StepCwd,
-			Errno: syscall.ENOENT}},
-		{"a directory that is a file", in("/bin/sh", argv("true")), chronus.StartError{Step: chronus.StepCwd,
-			Errno: syscall.ENOTDIR}},
-		{"a descriptor as directory", in("/proc/self/fd/3", argv("true")),
-			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.ENOTDIR}},
-		{"a directory through the line to PID 1", in("/proc/1/root", asUser(argv("true"))),
-			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.EACCES}},
-		{"a directory that the user may not enter", in("/closed", asUser(argv("true"))),
-			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.EACCES}},
-		{"a user out of range", ids(70000, 0, argv("true")), chronus.StartError{Step: chronus.StepUser,
-			Errno: syscall.EINVAL}},
-		{"a group out of range", ids(0, 70000, argv("true")), chronus.StartError{Step: chronus.StepUser,
-			Errno: syscall.EINVAL}},
+		{
+			"a missing interpreter", argv("/bin/script"),
+			chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOENT, Interpreter: true},
+		},
+		{
+			"a missing interpreter, searched", argv("script"),
+			chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOENT, Interpreter: true},
+		},
+		{"a long name", argv(strings.Repeat("n", 256)), chronus.StartError{
+			Step:  chronus.StepExec,
+			Errno: syscall.ENAMETOOLONG,
+		}},
+		{"a missing directory", in("/nowhere", argv("true")), chronus.StartError{
+			Step:  chronus.StepCwd,
+			Errno: syscall.ENOENT,
+		}},
+		{"a directory that is a file", in("/bin/sh", argv("true")), chronus.StartError{
+			Step:  chronus.StepCwd,
+			Errno: syscall.ENOTDIR,
+		}},
+		{
+			"a descriptor as directory", in("/proc/self/fd/3", argv("true")),
+			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.ENOTDIR},
+		},
+		{
+			"a directory through the line to PID 1", in("/proc/1/root", asUser(argv("true"))),
+			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.EACCES},
+		},
+		{
+			"a directory that the user may not enter", in("/closed", asUser(argv("true"))),
+			chronus.StartError{Step: chronus.StepCwd, Errno: syscall.EACCES},
+		},
+		{"a user out of range", ids(70000, 0, argv("true")), chronus.StartError{
+			Step:  chronus.StepUser,
+			Errno: syscall.EINVAL,
+		}},
+		{"a group out of range", ids(0, 70000, argv("true")), chronus.StartError{
+			Step:  chronus.StepUser,
+			Errno: syscall.EINVAL,
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cgroup := h.box.Exec(t)
@@ -783,6 +843,86 @@ func TestWhoBreaksTheContractEndsTheSandbox(t *testing.T) {
 	}
 }
 
+func TestWhoBreaksTheContractOfPreparationEndsTheSandbox(t *testing.T) {
+	prepare := func() []byte {
+		m := make([]byte, 64)
+		m[0], m[2] = wire.Version, 10
+		return m
+	}
+	root, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	for _, c := range []struct {
+		name string
+		warm bool
+		act  func(t *testing.T, line *wire.Channel, conn *scm.Conn)
+	}{
+		{"a second preparation", true, func(t *testing.T, line *wire.Channel, _ *scm.Conn) {
+			if err := line.Prepare(ctx(t)); err != nil {
+				t.Fatal(err)
+			}
+			if err := line.Prepare(ctx(t)); !errors.Is(err, errdefs.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+		}},
+		{"a preparation with padding", true, func(t *testing.T, _ *wire.Channel, conn *scm.Conn) {
+			m := prepare()
+			m[63] = 1
+			if err := conn.Send(ctx(t), m); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a preparation with a descriptor", true, func(t *testing.T, _ *wire.Channel, conn *scm.Conn) {
+			if err := conn.Send(ctx(t), prepare(), root); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a set-up without a root", true, func(t *testing.T, line *wire.Channel, _ *scm.Conn) {
+			if _, err := line.Setup(ctx(t), wire.Setup{}); !errors.Is(err, errdefs.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+		}},
+		{"a set-up with a second root", false, func(t *testing.T, line *wire.Channel, _ *scm.Conn) {
+			if _, err := line.Setup(ctx(t), wire.Setup{Root: root}); !errors.Is(err, errdefs.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := rawbox.Start(t, rawbox.Options{Warm: c.warm})
+			line := wire.New(b.Control)
+			defer line.Close()
+			dup, err := syscall.Dup(int(b.Control.Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := scm.New(os.NewFile(uintptr(dup), "control"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			c.act(t, line, conn)
+			if ws := b.Wait(t, limit); !ws.Exited() || ws.ExitStatus() != 11 {
+				t.Errorf("PID 1 ended with %#x, want exit 11", ws)
+			}
+		})
+	}
+	t.Run("nobody holds the line of one that is prepared", func(t *testing.T) {
+		b := rawbox.Start(t, rawbox.Options{Warm: true})
+		line := wire.New(b.Control)
+		if err := line.Prepare(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+		line.Close()
+		b.Control.Close()
+		if ws := b.Wait(t, limit); !ws.Exited() || ws.ExitStatus() != 10 {
+			t.Errorf("PID 1 ended with %#x, want exit 10", ws)
+		}
+	})
+}
+
 func TestRootFileSystemsThatDoNotStart(t *testing.T) {
 	link := func(name string) func(string) error {
 		return func(root string) error { return os.Symlink("/etc", root+"/"+name) }
@@ -797,20 +937,34 @@ func TestRootFileSystemsThatDoNotStart(t *testing.T) {
 		{"sys is a link", link("sys"), "/sys"},
 		{"proc is a file", func(root string) error { return os.WriteFile(root+"/proc", nil, 0o644) }, "/proc"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := rawbox.Start(t, rawbox.Options{Populate: c.populate})
+		warmth(t, func(t *testing.T, warm bool) {
+			b := rawbox.Start(t, rawbox.Options{Populate: c.populate, Warm: warm})
 			line := wire.New(b.Control)
 			defer line.Close()
-			_, err := line.Setup(ctx(t), wire.Setup{Caps: wire.DefaultCaps})
+			if warm {
+				if err := line.Prepare(ctx(t)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := line.Setup(ctx(t), wire.Setup{Caps: wire.DefaultCaps, Root: b.Root()})
 			step, ok := errors.AsType[*wire.SetupError](err)
 			if !ok || step.Step != c.step || !errors.Is(err, errdefs.FailedPrecondition) {
-				t.Errorf("got %v", err)
+				t.Errorf("%s: got %v", c.name, err)
 			}
 			if ws := b.Wait(t, limit); ws.ExitStatus() != 12 {
 				t.Errorf("PID 1 ended with %#x, want exit 12", ws)
 			}
 		})
 	}
+	t.Run("what does not depend on the root is told by itself", func(t *testing.T) {
+		b := rawbox.Start(t, rawbox.Options{Warm: true, NoDev: true})
+		line := wire.New(b.Control)
+		defer line.Close()
+		step, ok := errors.AsType[*wire.SetupError](line.Prepare(ctx(t)))
+		if !ok || step.Step != "/dev" {
+			t.Errorf("got %v", step)
+		}
+	})
 	t.Run("more open files than there may be", func(t *testing.T) {
 		b := rawbox.Start(t, rawbox.Options{})
 		line := wire.New(b.Control)
@@ -821,7 +975,7 @@ func TestRootFileSystemsThatDoNotStart(t *testing.T) {
 		}
 	})
 	t.Run("sysfs of its own", func(t *testing.T) {
-		h := start(t, rawbox.Options{NoSys: true})
+		h := start(t, rawbox.Options{NoSys: true, Warm: true})
 		if out, _ := h.run(sh("ls /sys/class/net; touch /sys/x")); out != "lo\ntouch: /sys/x: Read-only file system" {
 			t.Errorf("got %q", out)
 		}
@@ -845,8 +999,10 @@ func TestCapabilitiesInsideDoNotReachPID1Either(t *testing.T) {
 			s.Filter = nil
 		},
 	})
-	for _, call := range []string{"ptrace-attach-1", "ptrace-seize-1", "process-vm-readv-1", "pidfd-getfd-1", "kcmp-1",
-		"prlimit-1"} {
+	for _, call := range []string{
+		"ptrace-attach-1", "ptrace-seize-1", "process-vm-readv-1", "pidfd-getfd-1", "kcmp-1",
+		"prlimit-1",
+	} {
 		if out, _ := h.run(helper(call)); out != "operation not permitted" {
 			t.Errorf("%s: %q", call, out)
 		}

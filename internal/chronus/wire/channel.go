@@ -22,6 +22,8 @@ import (
 // ackLimit bounds the sending of an acknowledgement, which waits only while the peer is frozen and the socket full.
 const ackLimit = 5 * time.Second
 
+var errAckLimit = fmt.Errorf("not acknowledged in %s: %w", ackLimit, context.DeadlineExceeded)
+
 // SetupError says at which step sandsea-init could not make the sandbox.
 type SetupError struct {
 	Step  string
@@ -139,7 +141,7 @@ func (c *Channel) die(why error) {
 	}
 	c.mu.Unlock()
 	if first && c.conn != nil {
-		c.conn.Close()
+		_ = c.conn.Close() // its first reason counts
 	}
 	c.notify()
 }
@@ -202,7 +204,7 @@ func (c *Channel) take(m message) error {
 	if !c.open {
 		// Left in the socket by an earlier edge, unless it answers the call that opens the line.
 		opens := m.kind == kindRoster && c.hello != nil && c.hello.seq == m.seq
-		if w := c.waiting[m.seq]; w != nil && (m.kind == kindReady || m.kind == kindFailed && m.cookie == 0) {
+		if w := c.waiting[m.seq]; w != nil && (m.kind == kindReady || m.kind == kindPrepared || m.kind == kindFailed && m.cookie == 0) {
 			opens = true
 		}
 		if !opens {
@@ -214,7 +216,7 @@ func (c *Channel) take(m message) error {
 		return nil
 	}
 	switch m.kind {
-	case kindReady, kindServing, kindSignalled:
+	case kindPrepared, kindReady, kindServing, kindSignalled:
 		c.answerLocked(m)
 		return nil
 	case kindFailed:
@@ -447,8 +449,23 @@ func (c *Channel) ask(ctx context.Context, m message, files []*os.File) (message
 	}
 }
 
-// Setup makes the sandbox; once, before everything else. What is in force may be less than what was asked for: the
-// caller must compare. After an error sandsea-init is gone or going.
+// Prepare makes everything of a sandbox that does not depend on it, at most once and before Setup: what is left of Setup
+// is short then. After an error sandsea-init is gone or going.
+func (c *Channel) Prepare(ctx context.Context) error {
+	m, err := c.ask(ctx, message{head: head{kind: kindPrepare}}, nil)
+	switch {
+	case err != nil:
+		return err
+	case m.kind == kindPrepared:
+		return nil
+	case m.kind == kindFailed:
+		return m.setupError()
+	}
+	return c.distrust(m)
+}
+
+// Setup makes the sandbox; once, before everything else but Prepare. What is in force may be less than what was asked
+// for: the caller must compare. After an error sandsea-init is gone or going.
 func (c *Channel) Setup(ctx context.Context, s Setup) (chronus.InForce, error) {
 	b, err := s.encode()
 	if err != nil {
@@ -459,24 +476,31 @@ func (c *Channel) Setup(ctx context.Context, s Setup) (chronus.InForce, error) {
 		return chronus.InForce{}, err
 	}
 	defer f.Close()
-	m, err := c.ask(ctx, message{head: head{kind: kindSetup}}, []*os.File{f})
-	if err != nil {
-		return chronus.InForce{}, err
+	files := []*os.File{f}
+	if s.Root != nil {
+		files = append(files, s.Root)
 	}
-	switch m.kind {
-	case kindReady:
+	m, err := c.ask(ctx, message{head: head{kind: kindSetup}}, files)
+	switch {
+	case err != nil:
+		return chronus.InForce{}, err
+	case m.kind == kindReady:
 		return m.inForce(), nil
-	case kindFailed:
-		step, ok := setupSteps[m.step]
-		if !ok {
-			step = fmt.Sprintf("step %d", m.step)
-		}
-		e := &SetupError{Step: step, Errno: syscall.Errno(m.errno)}
-		return chronus.InForce{}, errdefs.New(errdefs.FailedPrecondition, "sandbox", "cannot start: %v", e).
-			WithHint("See whether the image has a plain directory (or nothing) at /proc, /dev and /sys, then: sandsea doctor").
-			Wrap(e)
+	case m.kind == kindFailed:
+		return chronus.InForce{}, m.setupError()
 	}
 	return chronus.InForce{}, c.distrust(m)
+}
+
+func (m *message) setupError() error {
+	step, ok := setupSteps[m.step]
+	if !ok {
+		step = fmt.Sprintf("step %d", m.step)
+	}
+	e := &SetupError{Step: step, Errno: syscall.Errno(m.errno)}
+	return errdefs.New(errdefs.FailedPrecondition, "sandbox", "cannot start: %v", e).
+		WithHint("See whether the image has a plain directory (or nothing) at /proc, /dev and /sys, then: sandsea doctor").
+		Wrap(e)
 }
 
 // distrust closes the line because of an answer of the wrong kind.
@@ -694,7 +718,7 @@ func (c *Channel) Exits() iter.Seq2[chronus.Exit, error] {
 // Ack implements chronus.Channel.
 func (c *Channel) Ack(number int64) error {
 	object := fmt.Sprintf("process %d", number)
-	ctx, stop := context.WithTimeout(context.Background(), ackLimit)
+	ctx, stop := context.WithTimeoutCause(context.Background(), ackLimit, errAckLimit)
 	defer stop()
 	c.mu.Lock()
 	p, dead := c.known[number], c.dead

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -107,7 +108,7 @@ func outcome(what string) string {
 	case "userfaultfd":
 		errno = call(sysUserfaultfd)
 	case "mount":
-		errno, _ = syscall.Mount("none", "/tmp", "tmpfs", 0, "").(syscall.Errno)
+		errno, _ = errors.AsType[syscall.Errno](syscall.Mount("none", "/tmp", "tmpfs", 0, ""))
 	case "unshare-user":
 		errno = call(syscall.SYS_UNSHARE, syscall.CLONE_NEWUSER)
 	case "clone-user":

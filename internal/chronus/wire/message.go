@@ -28,6 +28,7 @@ const (
 	kindServeFiles kind = 4
 	kindSignal     kind = 6
 	kindAck        kind = 7
+	kindPrepare    kind = 10
 
 	kindReady     kind = 129
 	kindStarted   kind = 130
@@ -38,6 +39,7 @@ const (
 	kindRosterEnd kind = 135
 	kindServing   kind = 136
 	kindSignalled kind = 137
+	kindPrepared  kind = 139
 )
 
 const (
@@ -167,7 +169,7 @@ func decode(b []byte) (message, error) {
 		if le.Uint32(body[12:]) != 0 {
 			return m, fmt.Errorf("%w: kind %d: padding in use", errMessage, m.kind)
 		}
-	case kindSetup, kindServeFiles, kindAck, kindRosterEnd:
+	case kindPrepare, kindSetup, kindServeFiles, kindAck, kindRosterEnd, kindPrepared:
 	default:
 		return m, fmt.Errorf("%w: kind %d", errMessage, m.kind)
 	}
@@ -181,7 +183,7 @@ func decode(b []byte) (message, error) {
 
 // check looks at what an answer of the inside may say at all.
 func (m *message) check() error {
-	ok := true
+	var ok bool // what is not named here is not right
 	numbered := m.cookie != 0
 	switch m.kind {
 	case kindStarted:
@@ -194,7 +196,7 @@ func (m *message) check() error {
 		ok = numbered && m.step == 0 && m.flags == 0 && m.errno >= 0 && m.errno < 4096
 	case kindReady, kindRoster:
 		ok = !numbered && m.version == Version && m.count <= slots && m.nofile <= math.MaxInt64
-	case kindRosterEnd:
+	case kindRosterEnd, kindPrepared:
 		ok = !numbered
 	case kindProcess, kindExit:
 		ok = numbered && m.pid > 1
@@ -206,8 +208,6 @@ func (m *message) check() error {
 		} else {
 			ok = ok && m.kind == kindProcess && (m.state == stateStarting || m.state == stateRunning)
 		}
-	default:
-		ok = false
 	}
 	if !ok {
 		return fmt.Errorf("%w: kind %d from the inside: %+v", errMessage, m.kind, *m)
@@ -269,6 +269,7 @@ var setupSteps = map[uint32]string{
 	46: "open files",
 	47: "events",
 	48: "control group namespace",
+	49: "stage",
 }
 
 func (m *message) startError() *chronus.StartError {

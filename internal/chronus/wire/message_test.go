@@ -52,6 +52,8 @@ func examples() map[string]message {
 	}
 	return map[string]message{
 		"hello":       {head: h(kindHello, 0), epoch: 9},
+		"prepare":     {head: h(kindPrepare, 0)},
+		"prepared":    {head: h(kindPrepared, 0)},
 		"setup":       {head: h(kindSetup, 0)},
 		"spawn":       {head: h(kindSpawn, number), flags: spawnErr},
 		"serve_files": {head: h(kindServeFiles, 0)},
@@ -195,20 +197,34 @@ func TestCommandsAreCheckedBeforeTheyAreSent(t *testing.T) {
 	}{
 		{name: "plain", spawn: chronus.Spawn{Argv: []string{"a", ""}, Env: []string{"", "=", "A=b=c"}, Cwd: "/"}},
 		{name: "as long as may be", spawn: chronus.Spawn{Argv: many[:15], Env: []string{long[1:]}, Cwd: "/"}},
-		{name: "NUL in an argument", spawn: chronus.Spawn{Argv: []string{"a", "b\x00"}}, kind: errdefs.Invalid,
-			field: "argv"},
-		{name: "NUL in a variable", spawn: chronus.Spawn{Argv: []string{"a"}, Env: []string{"\x00"}},
-			kind: errdefs.Invalid, field: "env"},
-		{name: "NUL in the directory", spawn: chronus.Spawn{Argv: []string{"a"}, Cwd: "/\x00"}, kind: errdefs.Invalid,
-			field: "cwd"},
-		{name: "no such umask", spawn: chronus.Spawn{Argv: []string{"a"}, Umask: 0o1000}, kind: errdefs.Invalid,
-			field: "umask"},
-		{name: "the user that means nobody", spawn: chronus.Spawn{IDs: chronus.IDs{UID: 1<<32 - 1}},
-			kind: errdefs.Invalid, field: "user"},
-		{name: "the group that means nobody", spawn: chronus.Spawn{IDs: chronus.IDs{GID: 1<<32 - 1}},
-			kind: errdefs.Invalid, field: "user"},
-		{name: "too many groups", spawn: chronus.Spawn{IDs: chronus.IDs{Groups: make([]uint32, 65537)}},
-			kind: errdefs.Invalid, field: "groups"},
+		{
+			name: "NUL in an argument", spawn: chronus.Spawn{Argv: []string{"a", "b\x00"}}, kind: errdefs.Invalid,
+			field: "argv",
+		},
+		{
+			name: "NUL in a variable", spawn: chronus.Spawn{Argv: []string{"a"}, Env: []string{"\x00"}},
+			kind: errdefs.Invalid, field: "env",
+		},
+		{
+			name: "NUL in the directory", spawn: chronus.Spawn{Argv: []string{"a"}, Cwd: "/\x00"}, kind: errdefs.Invalid,
+			field: "cwd",
+		},
+		{
+			name: "no such umask", spawn: chronus.Spawn{Argv: []string{"a"}, Umask: 0o1000}, kind: errdefs.Invalid,
+			field: "umask",
+		},
+		{
+			name: "the user that means nobody", spawn: chronus.Spawn{IDs: chronus.IDs{UID: 1<<32 - 1}},
+			kind: errdefs.Invalid, field: "user",
+		},
+		{
+			name: "the group that means nobody", spawn: chronus.Spawn{IDs: chronus.IDs{GID: 1<<32 - 1}},
+			kind: errdefs.Invalid, field: "user",
+		},
+		{
+			name: "too many groups", spawn: chronus.Spawn{IDs: chronus.IDs{Groups: make([]uint32, 65537)}},
+			kind: errdefs.Invalid, field: "groups",
+		},
 		{name: "a long string", spawn: chronus.Spawn{Argv: []string{long}}, errno: syscall.E2BIG},
 		{name: "long in all", spawn: chronus.Spawn{Argv: many}, errno: syscall.E2BIG},
 		{name: "many strings", spawn: chronus.Spawn{Env: make([]string, 1<<18+1)}, errno: syscall.E2BIG},

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"math"
+	"os"
 	"strings"
 	"syscall"
 
@@ -59,6 +60,8 @@ type Setup struct {
 	// VisibleCPUs is how many processors /sys shows; 0 means as many as in CPUs, or all.
 	VisibleCPUs int
 	ShmBytes    int64 // of /dev/shm; 0 means 64 MiB
+	// Root is the detached mount of the root file system, for a sandsea-init that the spawner gave none; nil otherwise.
+	Root *os.File
 }
 
 const (

@@ -77,22 +77,7 @@ func (c *catalogue) wait(ctx context.Context) error {
 }
 
 func (c *catalogue) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := c.follow(ctx)
-		if ctx.Err() == nil && !errors.Is(err, store.ErrCompacted) {
-			c.log.Debug("watch of images broke", "err", err)
-			pause(ctx, time.Second)
-		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	store.Repeat(ctx, c.log, "images", c.follow)
 }
 
 func (c *catalogue) follow(ctx context.Context) error {
@@ -130,25 +115,15 @@ func (c *catalogue) follow(ctx context.Context) error {
 // read gives all images as the store has them.
 func (c *catalogue) read(ctx context.Context) (map[string]*named, int64, error) {
 	all := map[string]*named{}
-	opts := store.RangeOptions{Limit: 500}
-	for {
-		page, err := c.store.Range(ctx, keys.Images, opts)
+	rev, err := store.All(ctx, c.store, keys.Images, func(p store.Pair) {
+		n, err := decodeImage(p)
 		if err != nil {
-			return nil, 0, err
+			c.log.Warn("image record cannot be read", "key", p.Key, "err", err)
+			return
 		}
-		for _, p := range page.Pairs {
-			n, err := decodeImage(p)
-			if err != nil {
-				c.log.Warn("image record cannot be read", "key", p.Key, "err", err)
-				continue
-			}
-			all[n.Name] = n
-		}
-		if !page.More {
-			return all, page.Revision, nil
-		}
-		opts.Revision, opts.After = page.Revision, page.Pairs[len(page.Pairs)-1].Key
-	}
+		all[n.Name] = n
+	})
+	return all, rev, err
 }
 
 func (c *catalogue) take(n *named) {

@@ -36,9 +36,15 @@ const (
 	tries = 5
 	// undoLimit bounds what is done for a create after its caller has gone.
 	undoLimit = 30 * time.Second
+	// dropLimit bounds the removal of a record that nobody needs.
 	dropLimit = 2 * time.Second
 	// lastRound is how long before the deadline no new round of a waiting create begins.
 	lastRound = time.Second
+)
+
+var (
+	errUndoLimit = fmt.Errorf("not undone in %s: %w", undoLimit, context.DeadlineExceeded)
+	errDropLimit = fmt.Errorf("not removed in %s: %w", dropLimit, context.DeadlineExceeded)
 )
 
 // createRecord is what the store remembers of a create: under its sandbox's id with the spec, under its key without.
@@ -104,7 +110,8 @@ func (s *Server) create(ctx context.Context, spec *pb.SandboxSpec, key string, r
 	if err := a.read(spec, readyMs); err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithTimeout(ctx, a.ready)
+	ctx, stop := context.WithTimeoutCause(ctx, a.ready, fmt.Errorf("not ready in %s: %w", a.ready,
+		context.DeadlineExceeded))
 	defer stop()
 	if err := a.resolve(ctx); err != nil {
 		// What the key stands for exists even when its image is gone.
@@ -215,7 +222,7 @@ func (a *attempt) round(ctx context.Context) (*pb.Sandbox, error) {
 type refused struct{ why error }
 
 func (r refused) Error() string        { return "refused: " + r.why.Error() }
-func (r refused) Is(target error) bool { return target == errRefused } //nolint:errorlint // the sentinel itself
+func (r refused) Is(target error) bool { return target == errRefused }
 func (r refused) Unwrap() error        { return r.why }
 
 func text(err error) string {
@@ -331,7 +338,7 @@ func (a *attempt) undo(ctx context.Context) error {
 	if !there {
 		return errdefs.New(errdefs.Unavailable, fmt.Sprintf("node %d", a.rec.Node), "is gone")
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), undoLimit, errUndoLimit)
 	defer stop()
 	req := connect.NewRequest(&nodev1.StopRequest{Id: string(a.rec.ID), By: "platform"})
 	speak(req.Header(), iam.Caller{Principal: "platform", Covers: []string{a.rec.Project}})
@@ -636,10 +643,10 @@ func (a *attempt) unsure(ctx context.Context, name string, cause error) error {
 func (a *attempt) unknown(why string, cause error) error {
 	e := errdefs.New(errdefs.Unknown, "", "create: %s, it may exist", why).WithField("key", "")
 	if a.key != "" {
-		e.WithHint("Ask again with the same key: --key %s", clip(a.key))
+		e = e.WithHint("Ask again with the same key: --key %s", clip(a.key))
 	}
 	if cause != nil {
-		e.Wrap(cause)
+		e = e.Wrap(cause)
 	}
 	return e
 }
@@ -649,7 +656,7 @@ func (a *attempt) drop(ctx context.Context) {
 	if a.rec.ID == "" {
 		return
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), dropLimit)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), dropLimit, errDropLimit)
 	defer stop()
 	ops := []store.Op{store.Delete(keys.Sandbox(a.rec.Project, string(a.rec.ID)))}
 	var conds []store.Cond

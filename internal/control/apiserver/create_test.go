@@ -84,25 +84,41 @@ func TestCreateRefusesWhatCannotBe(t *testing.T) {
 		text  string
 	}{
 		{"no spec", nil, "", errdefs.Invalid, "environment", ""},
-		{"a misspelt image", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "yp" }), "", errdefs.NotFound,
-			"environment.image", ""},
-		{"a near name", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "tolls" }), "", errdefs.NotFound,
+		{
+			"a misspelt image", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "yp" }), "", errdefs.NotFound,
+			"environment.image", "",
+		},
+		{
+			"a near name", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "tolls" }), "", errdefs.NotFound,
 			"environment.image",
-			`image "tolls": none. Did you mean tools? All: sandsea image ls`},
-		{"a missing toolkit", &pb.SandboxSpec{Environment: &pb.Environment{Base: "py", Toolkits: []string{"nothing"}}}, "",
+			`image "tolls": none. Did you mean tools? All: sandsea image ls`,
+		},
+		{
+			"a missing toolkit", &pb.SandboxSpec{Environment: &pb.Environment{Base: "py", Toolkits: []string{"nothing"}}}, "",
 			errdefs.NotFound,
-			"environment.toolkits", `image "nothing": none. All: sandsea image ls`},
-		{"a digest of nothing", spec(func(s *pb.SandboxSpec) { s.Environment.Image = string(digest("none")) }), "",
-			errdefs.NotFound, "environment.image", ""},
-		{"half a digest", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "sha256:12" }), "", errdefs.Invalid,
-			"environment.image", ""},
-		{"too much memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: 64 << 30} }), "k",
+			"environment.toolkits", `image "nothing": none. All: sandsea image ls`,
+		},
+		{
+			"a digest of nothing", spec(func(s *pb.SandboxSpec) { s.Environment.Image = string(digest("none")) }), "",
+			errdefs.NotFound, "environment.image", "",
+		},
+		{
+			"half a digest", spec(func(s *pb.SandboxSpec) { s.Environment.Image = "sha256:12" }), "", errdefs.Invalid,
+			"environment.image", "",
+		},
+		{
+			"too much memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: 64 << 30} }), "k",
 			errdefs.Exhausted,
-			"limits.memory_bytes", "memory 64 GiB: largest node has 23.4 GiB. Ask for less or add a node"},
-		{"little memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: -5} }), "", errdefs.Invalid,
-			"limits.memory_bytes", ""},
-		{"a required feature", spec(func(s *pb.SandboxSpec) { s.Require = []string{"warp"} }), "k",
-			errdefs.FailedPrecondition, "require", ""},
+			"limits.memory_bytes", "memory 64 GiB: largest node has 23.4 GiB. Ask for less or add a node",
+		},
+		{
+			"little memory", spec(func(s *pb.SandboxSpec) { s.Limits = &pb.Limits{MemoryBytes: -5} }), "", errdefs.Invalid,
+			"limits.memory_bytes", "",
+		},
+		{
+			"a required feature", spec(func(s *pb.SandboxSpec) { s.Require = []string{"warp"} }), "k",
+			errdefs.FailedPrecondition, "require", "",
+		},
 		{"a long key", spec(), strings.Repeat("k", 257), errdefs.Invalid, "key", ""},
 		{"an allowed service", spec(func(s *pb.SandboxSpec) {
 			s.Network = &pb.NetworkPolicy{Services: map[string]bool{"pypi": true}}
@@ -116,8 +132,10 @@ func TestCreateRefusesWhatCannotBe(t *testing.T) {
 			}
 		})
 	}
-	if _, err := c.sandboxes.Create(t.Context(), connect.NewRequest(&pb.CreateSandboxRequest{Spec: spec(),
-		ReadyTimeoutMs: -1})); err == nil {
+	if _, err := c.sandboxes.Create(t.Context(), connect.NewRequest(&pb.CreateSandboxRequest{
+		Spec:           spec(),
+		ReadyTimeoutMs: -1,
+	})); err == nil {
 		t.Error("a negative ready_timeout_ms was taken")
 	}
 	if n, _ := h.edges[0].Count(); n != 0 || h.stored(keys.Sandboxes)+h.stored(keys.CreateKeys) != 0 {
@@ -148,8 +166,10 @@ func TestKeyGivesTheSameSandbox(t *testing.T) {
 		again.GetState() != pb.SandboxState_SANDBOX_STATE_ENDED {
 		t.Errorf("after its end: got %v", again)
 	}
-	if _, err := c.images.Delete(t.Context(), connect.NewRequest(&pb.DeleteImageRequest{Ref: "py",
-		Force: true})); err != nil {
+	if _, err := c.images.Delete(t.Context(), connect.NewRequest(&pb.DeleteImageRequest{
+		Ref:   "py",
+		Force: true,
+	})); err != nil {
 		t.Fatal(err)
 	}
 	if again := c.create(t, "a/b = c"); again.GetId() != first.GetId() {
@@ -575,8 +595,11 @@ func TestStopMany(t *testing.T) {
 	if n != 11 || len(failed) != 1 || err != nil {
 		t.Errorf("by id: %d, %v, %v", n, failed, err)
 	}
-	for _, r := range []*pb.StopManyRequest{{}, {Ids: ids, Labels: map[string]string{"a": "b"}},
-		{Ids: slices.Repeat([]string{"x"}, 10001)}} {
+	for _, r := range []*pb.StopManyRequest{
+		{},
+		{Ids: ids, Labels: map[string]string{"a": "b"}},
+		{Ids: slices.Repeat([]string{"x"}, 10001)},
+	} {
 		_, _, err := stop(r)
 		kindIs(t, err, errdefs.Invalid)
 	}

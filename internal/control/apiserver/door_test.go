@@ -98,30 +98,48 @@ func TestDoorRefusesBadRequests(t *testing.T) {
 		{"a duplicate", createPath, `{"key":"a","key":"b"}`, nil, 400, "invalid", "key"},
 		{"a number beyond all numbers", createPath, `{"ready_timeout_ms":1e400}`, nil, 400, "invalid", "ready_timeout_ms"},
 		{"NaN", createPath, `{"ready_timeout_ms":NaN}`, nil, 400, "invalid", "ready_timeout_ms"},
-		{"depth 10,000", createPath, strings.Repeat(`{"spec":`, 10000) + strings.Repeat("}", 10000), nil, 400, "invalid",
-			"spec.spec"},
+		{
+			"depth 10,000", createPath, strings.Repeat(`{"spec":`, 10000) + strings.Repeat("}", 10000), nil, 400, "invalid",
+			"spec.spec",
+		},
 		{"a body of 100 MB", createPath, `{"key":"` + strings.Repeat("x", 100<<20) + `"}`, nil, 400, "invalid", ""},
 		{"no body", createPath, ``, nil, 400, "invalid", ""},
-		{"a form", createPath, `a=b`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "invalid",
-			"Content-Type"},
+		{
+			"a form", createPath, `a=b`,
+			[]string{"Content-Type", "application/x-www-form-urlencoded"},
+			415, "invalid",
+			"Content-Type",
+		},
 		{"no content type", createPath, `{}`, []string{"Content-Type", ""}, 415, "invalid", "Content-Type"},
-		{"another character set", createPath, `{}`, []string{"Content-Type", "application/json; charset=utf-7"}, 415,
-			"invalid", "Content-Type"},
+		{
+			"another character set", createPath, `{}`,
+			[]string{"Content-Type", "application/json; charset=utf-7"},
+			415,
+			"invalid", "Content-Type",
+		},
 		{"a stream's call with one message", watchPath, `{}`, nil, 415, "invalid", "Content-Type"},
 		{"an unknown call", "/sandsea.v1.SandboxService/Burn", `{}`, nil, 404, "invalid", ""},
 		{"a path that climbs", "/sandsea.v1.SandboxService/../x", `{}`, nil, 404, "invalid", ""},
 		{"no token", listPath, `{}`, []string{"Authorization", ""}, 401, "unauthenticated", ""},
 		{"a wrong token", listPath, `{}`, []string{"Authorization", "Bearer sst_x_y"}, 401, "unauthenticated", ""},
 		{"a foreign project", listPath, `{}`, []string{apiserver.ProjectHeader, "other"}, 403, "denied", ""},
-		{"a project with a comma", listPath, `{}`, []string{apiserver.ProjectHeader, "default,other"}, 400, "invalid",
-			"project"},
+		{
+			"a project with a comma", listPath, `{}`,
+			[]string{apiserver.ProjectHeader, "default,other"},
+			400, "invalid",
+			"project",
+		},
 		{"an id with a path in it", "/sandsea.v1.SandboxService/Get", `{"id":"../../etc/passwd"}`, nil, 400, "invalid", "id"},
 		{"an id with NUL", "/sandsea.v1.SandboxService/Get", `{"id":"s\u0000"}`, nil, 400, "invalid", "id"},
-		{"an id with a mark from right to left", "/sandsea.v1.SandboxService/Get", `{"id":"\u202es"}`, nil, 400, "invalid",
-			"id"},
+		{
+			"an id with a mark from right to left", "/sandsea.v1.SandboxService/Get", `{"id":"\u202es"}`, nil, 400, "invalid",
+			"id",
+		},
 		{"no id", "/sandsea.v1.SandboxService/Get", `{}`, nil, 400, "invalid", "id"},
-		{"a label of a mebibyte", createPath, `{"spec":{"labels":{"a":"` + strings.Repeat("x", 1<<20) + `"}}}`, nil, 400,
-			"invalid", "environment"},
+		{
+			"a label of a mebibyte", createPath, `{"spec":{"labels":{"a":"` + strings.Repeat("x", 1<<20) + `"}}}`, nil, 400,
+			"invalid", "environment",
+		},
 		{"a short prefix", listPath, `{"id_prefix":"s7q"}`, nil, 400, "invalid", "id_prefix"},
 		{"a page of a million", listPath, `{"page_size":1000000}`, nil, 400, "invalid", "page_size"},
 		{"a foreign page token", listPath, `{"page_token":"AAAA"}`, nil, 400, "invalid", "page_token"},
@@ -277,8 +295,10 @@ func TestHealthPages(t *testing.T) {
 
 func TestRightsAreCheckedOnEveryCall(t *testing.T) {
 	h := newHouse(t, 1)
-	token := h.newToken(iam.Request{Principal: "service:ci", Project: "default/ci", May: []string{"sandbox.list",
-		"process.*"}})
+	token := h.newToken(iam.Request{Principal: "service:ci", Project: "default/ci", May: []string{
+		"sandbox.list",
+		"process.*",
+	}})
 	c := h.as(token)
 	if l := c.list(t, &pb.ListSandboxesRequest{}); l.GetTotal() != 0 {
 		t.Errorf("list: %v", l)

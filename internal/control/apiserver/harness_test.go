@@ -232,7 +232,8 @@ func (c client) tryCreate(ctx context.Context, s *pb.SandboxSpec, key string) (*
 }
 
 func (c client) tryCreateWithin(ctx context.Context, s *pb.SandboxSpec, key string, ready time.Duration) (*pb.Sandbox,
-	error) {
+	error,
+) {
 	resp, err := c.sandboxes.Create(ctx, connect.NewRequest(&pb.CreateSandboxRequest{
 		Spec: s, Key: key, ReadyTimeoutMs: ready.Milliseconds(),
 	}))

@@ -35,6 +35,11 @@ const (
 	collectLimit = 2 * time.Minute
 )
 
+var (
+	errCollectLimit = fmt.Errorf("not collected in %s: %w", collectLimit, context.DeadlineExceeded)
+	errUnwatched    = fmt.Errorf("nobody waits for the import any more: %w", context.Canceled)
+)
+
 // images serves the image service.
 type images struct{ s *Server }
 
@@ -85,7 +90,8 @@ func (h images) List(ctx context.Context, _ request[pb.ListImagesRequest]) (resp
 
 // Compose names a stack of images. The same stack again is success.
 func (h images) Compose(ctx context.Context, r request[pb.ComposeImageRequest]) (response[pb.ComposeImageResponse],
-	error) {
+	error,
+) {
 	m := r.Msg
 	if err := checkImageName("name", m.GetName()); err != nil {
 		return nil, err
@@ -158,7 +164,8 @@ func overlay(c image.Config, m *pb.ImageConfig) (image.Config, error) {
 
 // Delete takes a name out of the catalogue and lets the nodes collect what no image holds.
 func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (response[pb.DeleteImageResponse],
-	error) {
+	error,
+) {
 	n, err := h.s.catalogue.find(ctx, r.Msg.GetRef())
 	if err != nil {
 		return nil, err
@@ -202,7 +209,7 @@ func (s *Server) collect(ctx context.Context) int64 {
 	}
 	slices.Sort(keep)
 	keep = slices.Compact(keep)
-	ctx, stop := context.WithTimeout(ctx, collectLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, collectLimit, errCollectLimit)
 	defer stop()
 	var freed int64
 	for _, n := range s.watcher.View().Nodes {
@@ -258,8 +265,8 @@ func (h images) Upload(
 	if !ok {
 		return nil, errdefs.New(errdefs.Unavailable, "", "node %d is away", number).WithRetryAfter(time.Second)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	down := client.Edge.Upload(ctx)
 	speak(down.RequestHeader(), caller(ctx))
 	send := func() error {
@@ -293,7 +300,8 @@ func (h images) Import(
 		return err
 	}
 	flight, leave := h.s.imports.join(ctx, r.Msg, func(ctx context.Context, tell func(*pb.ImportProgress)) (*pb.Image,
-		bool, error) {
+		bool, error,
+	) {
 		return h.s.build(ctx, number, build, tell)
 	})
 	defer leave()
@@ -432,8 +440,8 @@ func (s *Server) buildOn(
 	ctx context.Context, client *nodeclient.Client, nodeName string, m *pb.ImportImageRequest,
 	tell func(*pb.ImportProgress),
 ) (*nodev1.Built, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	known, err := s.knownImports(ctx, m)
 	if err != nil {
 		return nil, err
@@ -445,7 +453,7 @@ func (s *Server) buildOn(
 		return nil, nodeclient.Error(err, nodeName, reads)
 	}
 	defer func() {
-		stop()
+		stop(nil)
 		_ = stream.Close()
 	}()
 	var built *nodev1.Built
@@ -501,13 +509,13 @@ func (s *Server) announceImport(ctx context.Context) (done func(), err error) {
 		s.imports.naming.RUnlock()
 		return nil, err
 	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = lease.KeepAlive(ctx) }) // without the lease the import still ends well, only less safely
 	return func() {
-		stop()
+		stop(nil)
 		wg.Wait()
-		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), dropLimit)
+		ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), dropLimit, errDropLimit)
 		defer stop()
 		if err := lease.Revoke(ctx); err != nil {
 			s.log.Debug("sign of an import not removed", "err", err)
@@ -539,7 +547,7 @@ type flight struct {
 	done     bool          // guarded by mu
 	more     chan struct{} // guarded by mu; closed and replaced at every change
 	watching int           // guarded by imports.mu
-	stop     context.CancelFunc
+	stop     context.CancelCauseFunc
 }
 
 type told struct {
@@ -561,11 +569,11 @@ func (i *imports) join(
 	defer i.mu.Unlock()
 	f = i.flights[key]
 	if f == nil {
-		fctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		fctx, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 		f = &flight{more: make(chan struct{}), stop: stop}
 		i.flights[key] = f
 		go func(f *flight) {
-			defer stop()
+			defer stop(nil)
 			img, existed, err := run(fctx, f.tell)
 			if err != nil && fctx.Err() != nil && !errors.Is(err, errdefs.Canceled) {
 				err = errdefs.New(errdefs.Canceled, "", "import interrupted, no image was named").Wrap(err)
@@ -586,7 +594,7 @@ func (i *imports) join(
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		if f.watching--; f.watching == 0 {
-			f.stop()
+			f.stop(errUnwatched)
 			if i.flights[key] == f { // who comes now starts anew
 				delete(i.flights, key)
 			}

@@ -34,12 +34,14 @@ func (p processes) Attach(
 }
 
 func (p processes) SendInput(ctx context.Context, r request[pb.SendInputRequest]) (response[pb.SendInputResponse],
-	error) {
+	error,
+) {
 	return pass(ctx, p.s, r, changes, processLine, processClient.SendInput)
 }
 
 func (p processes) CloseInput(ctx context.Context, r request[pb.CloseInputRequest]) (response[pb.CloseInputResponse],
-	error) {
+	error,
+) {
 	return pass(ctx, p.s, r, changes, processLine, processClient.CloseInput)
 }
 
@@ -48,6 +50,7 @@ func (p processes) Signal(ctx context.Context, r request[pb.SignalRequest]) (res
 }
 
 func (p processes) List(ctx context.Context, r request[pb.ListProcessesRequest]) (response[pb.ListProcessesResponse],
-	error) {
+	error,
+) {
 	return pass(ctx, p.s, r, reads, processLine, processClient.List)
 }

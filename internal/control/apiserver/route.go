@@ -190,8 +190,8 @@ func passDown[C, Req, Res any](
 		return err
 	}
 	// When the client is gone the node must know at once: its part of the stream ends with ours.
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	out := connect.NewRequest(req.Msg)
 	speak(out.Header(), caller(ctx))
 	up, err := do(of(l.Client), ctx, out)
@@ -199,7 +199,7 @@ func passDown[C, Req, Res any](
 		return s.answer(ctx, l, err, change)
 	}
 	defer func() {
-		stop()
+		stop(nil)
 		_ = up.Close()
 	}()
 	for up.Receive() {
@@ -231,8 +231,8 @@ func passUp[C, Req, Res any](
 	if err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	down := do(of(l.Client), ctx)
 	speak(down.RequestHeader(), caller(ctx))
 	if err := forward(ctx, up, down); err != nil {
@@ -271,8 +271,8 @@ func early(ctx context.Context, err error) error {
 }
 
 // abort breaks a stream to a node: cancelled first, its end is none in good order (package nodeclient).
-func abort[Req, Res any](stop context.CancelFunc, down *connect.ClientStreamForClient[Req, Res]) {
-	stop()
+func abort[Req, Res any](stop context.CancelCauseFunc, down *connect.ClientStreamForClient[Req, Res]) {
+	stop(nil)
 	if conn, err := down.Conn(); err == nil {
 		_ = conn.CloseRequest()
 		_ = conn.CloseResponse()

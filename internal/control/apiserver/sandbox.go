@@ -81,8 +81,8 @@ func (h sandboxes) CreateBatch(
 // eachInFlight runs do for 0 to n-1, a bounded number at once, and sends each result as it comes. A failed send ends it
 // all; it returns when every started one has ended.
 func eachInFlight[T any](ctx context.Context, n int, do func(int) T, send func(T) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	work := make(chan int)
 	results := make(chan T)
 	var wg sync.WaitGroup
@@ -109,7 +109,7 @@ func eachInFlight[T any](ctx context.Context, n int, do func(int) T, send func(T
 	for r := range results {
 		if failed == nil {
 			if failed = send(r); failed != nil {
-				stop()
+				stop(failed)
 			}
 		}
 	}
@@ -254,7 +254,8 @@ func (h sandboxes) StopMany(
 }
 
 func (h sandboxes) Stop(ctx context.Context, r request[pb.StopSandboxRequest]) (response[pb.StopSandboxResponse],
-	error) {
+	error,
+) {
 	sb, err := h.s.stop(ctx, r.Msg.GetId(), r.Msg.GetGraceMs())
 	if err != nil {
 		return nil, err
@@ -277,7 +278,9 @@ func (s *Server) stop(ctx context.Context, id string, graceMs int64) (*pb.Sandbo
 	if err != nil {
 		return nil, err
 	}
-	ctx, done := context.WithTimeout(ctx, time.Duration(graceMs)*time.Millisecond+stopLimit)
+	limit := time.Duration(graceMs)*time.Millisecond + stopLimit
+	ctx, done := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not stopped in %s: %w", limit,
+		context.DeadlineExceeded))
 	defer done()
 	req := connect.NewRequest(&nodev1.StopRequest{Id: id, GraceMs: graceMs, By: who.Principal})
 	speak(req.Header(), who)
@@ -290,7 +293,8 @@ func (s *Server) stop(ctx context.Context, id string, graceMs int64) (*pb.Sandbo
 }
 
 func (h sandboxes) ExtendTTL(ctx context.Context, r request[pb.ExtendTTLRequest]) (response[pb.ExtendTTLResponse],
-	error) {
+	error,
+) {
 	const most = int64(sandbox.MaxTTL / time.Millisecond)
 	if ms := r.Msg.GetTtlMs(); ms <= 0 || ms > most {
 		return nil, errdefs.New(errdefs.Invalid, "", "ttl_ms: %d is not above 0 and at most 30 days", ms).

@@ -9,7 +9,6 @@
 package apiserver
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"io"
@@ -183,13 +182,4 @@ func seed() [32]byte {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails: the runtime ends the process instead
 	return b
-}
-
-// nodeName is a node's name for people.
-func (s *Server) nodeName(n node.Number) string {
-	_, name, _, ok := s.watcher.Node(n)
-	if !ok {
-		return "?"
-	}
-	return cmp.Or(name, "?")
 }

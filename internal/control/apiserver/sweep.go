@@ -139,3 +139,12 @@ func (s *Server) sweep(ctx context.Context, prefix string, decide func(store.Pai
 		opts.After = page.Pairs[len(page.Pairs)-1].Key
 	}
 }
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

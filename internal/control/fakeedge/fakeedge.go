@@ -93,7 +93,7 @@ func (e *Edge) Serve() (stop func(), err error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	mux := http.NewServeMux()
-	opts := []connect.HandlerOption{connect.WithCompressMinBytes(1 << 30), connect.WithInterceptors(outward{})}
+	opts := []connect.HandlerOption{connect.WithCompressMinBytes(1 << 30), connect.WithInterceptors(Outward{})}
 	mux.Handle(nodev1connect.NewEdgeServiceHandler(e, opts...))
 	mux.Handle(sandseav1connect.NewProcessServiceHandler(processes{e: e}, opts...))
 	mux.Handle(sandseav1connect.NewFileServiceHandler(files{e: e}, opts...))
@@ -256,7 +256,8 @@ func (e *Edge) setLocked(b *pb.Sandbox, what string) {
 
 // Create makes a sandbox at once.
 func (e *Edge) Create(ctx context.Context,
-	r *connect.Request[nodev1.CreateRequest]) (*connect.Response[nodev1.CreateResponse], error) {
+	r *connect.Request[nodev1.CreateRequest],
+) (*connect.Response[nodev1.CreateResponse], error) {
 	if err := e.enter(ctx, "create", r.Header()); err != nil {
 		return nil, err
 	}
@@ -306,7 +307,8 @@ func (e *Edge) create(m *nodev1.CreateRequest) (*pb.Sandbox, error) {
 
 // Get shows a sandbox.
 func (e *Edge) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (*connect.Response[nodev1.GetResponse],
-	error) {
+	error,
+) {
 	if err := e.enter(ctx, "get", r.Header()); err != nil {
 		return nil, err
 	}
@@ -319,7 +321,8 @@ func (e *Edge) Get(ctx context.Context, r *connect.Request[nodev1.GetRequest]) (
 
 // Stop ends a sandbox and writes its end to the store.
 func (e *Edge) Stop(ctx context.Context,
-	r *connect.Request[nodev1.StopRequest]) (*connect.Response[nodev1.StopResponse], error) {
+	r *connect.Request[nodev1.StopRequest],
+) (*connect.Response[nodev1.StopResponse], error) {
 	if err := e.enter(ctx, "stop", r.Header()); err != nil {
 		return nil, err
 	}
@@ -373,7 +376,8 @@ func (e *Edge) Forget() {
 
 // ExtendTTL moves the end.
 func (e *Edge) ExtendTTL(ctx context.Context,
-	r *connect.Request[nodev1.ExtendTTLRequest]) (*connect.Response[nodev1.ExtendTTLResponse], error) {
+	r *connect.Request[nodev1.ExtendTTLRequest],
+) (*connect.Response[nodev1.ExtendTTLResponse], error) {
 	if err := e.enter(ctx, "extend", r.Header()); err != nil {
 		return nil, err
 	}
@@ -390,7 +394,8 @@ func (e *Edge) ExtendTTL(ctx context.Context,
 
 // Roster shows everything.
 func (e *Edge) Roster(ctx context.Context,
-	r *connect.Request[nodev1.RosterRequest]) (*connect.Response[nodev1.RosterResponse], error) {
+	r *connect.Request[nodev1.RosterRequest],
+) (*connect.Response[nodev1.RosterResponse], error) {
 	if err := e.enter(ctx, "roster", r.Header()); err != nil {
 		return nil, err
 	}
@@ -423,7 +428,8 @@ func (e *Edge) Roster(ctx context.Context,
 
 // Follow streams transitions.
 func (e *Edge) Follow(ctx context.Context, r *connect.Request[nodev1.FollowRequest],
-	down *connect.ServerStream[nodev1.FollowResponse]) error {
+	down *connect.ServerStream[nodev1.FollowResponse],
+) error {
 	at := r.Msg.GetAfter()
 	for {
 		e.mu.Lock()
@@ -453,7 +459,8 @@ func (e *Edge) Follow(ctx context.Context, r *connect.Request[nodev1.FollowReque
 
 // Build answers what Builds said.
 func (e *Edge) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest],
-	down *connect.ServerStream[nodev1.BuildResponse]) error {
+	down *connect.ServerStream[nodev1.BuildResponse],
+) error {
 	for i := range int64(3) {
 		p := &pb.ImportProgress{Stage: "write", Done: i, Total: 3, Unit: "bytes", Finished: i == 2}
 		if err := down.Send(&nodev1.BuildResponse{Event: &nodev1.BuildResponse_Progress{Progress: p}}); err != nil {
@@ -475,7 +482,8 @@ func (e *Edge) Build(ctx context.Context, r *connect.Request[nodev1.BuildRequest
 
 // Upload keeps an archive.
 func (e *Edge) Upload(_ context.Context,
-	up *connect.ClientStream[nodev1.UploadRequest]) (*connect.Response[nodev1.UploadResponse], error) {
+	up *connect.ClientStream[nodev1.UploadRequest],
+) (*connect.Response[nodev1.UploadResponse], error) {
 	var b bytes.Buffer
 	for up.Receive() {
 		b.Write(up.Msg().GetData())
@@ -492,7 +500,8 @@ func (e *Edge) Upload(_ context.Context,
 
 // Collect notes what is to be kept.
 func (e *Edge) Collect(_ context.Context,
-	r *connect.Request[nodev1.CollectRequest]) (*connect.Response[nodev1.CollectResponse], error) {
+	r *connect.Request[nodev1.CollectRequest],
+) (*connect.Response[nodev1.CollectResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.kept = append([]string{}, r.Msg.GetKeep()...)
@@ -506,7 +515,8 @@ type processes struct {
 }
 
 func (p processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (*connect.Response[pb.RunResponse],
-	error) {
+	error,
+) {
 	if err := p.e.enter(ctx, "run", r.Header()); err != nil {
 		return nil, err
 	}
@@ -521,7 +531,8 @@ func (p processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (
 }
 
 func (p processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest],
-	down *connect.ServerStream[pb.StartResponse]) error {
+	down *connect.ServerStream[pb.StartResponse],
+) error {
 	if err := p.e.enter(ctx, "start", r.Header()); err != nil {
 		return err
 	}
@@ -555,7 +566,8 @@ type files struct {
 }
 
 func (f files) Write(_ context.Context,
-	up *connect.ClientStream[pb.WriteFileRequest]) (*connect.Response[pb.WriteFileResponse], error) {
+	up *connect.ClientStream[pb.WriteFileRequest],
+) (*connect.Response[pb.WriteFileResponse], error) {
 	var h *pb.WriteFileHeader
 	var b bytes.Buffer
 	for up.Receive() {
@@ -587,7 +599,8 @@ func (e *Edge) File(id, path string) ([]byte, bool) {
 }
 
 func (f files) Read(_ context.Context, r *connect.Request[pb.ReadFileRequest],
-	down *connect.ServerStream[pb.ReadFileResponse]) error {
+	down *connect.ServerStream[pb.ReadFileResponse],
+) error {
 	if _, err := f.e.find(r.Msg.GetId(), r.Header()); err != nil {
 		return err
 	}
@@ -608,10 +621,11 @@ func (f files) Read(_ context.Context, r *connect.Request[pb.ReadFileRequest],
 	return nil
 }
 
-// outward turns errors into their form on the wire.
-type outward struct{}
+// Outward turns errors into their form on the wire.
+type Outward struct{}
 
-func (outward) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+// WrapUnary implements connect.Interceptor.
+func (Outward) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		resp, err := next(ctx, r)
 		if err != nil {
@@ -621,11 +635,13 @@ func (outward) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-func (outward) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+// WrapStreamingClient implements connect.Interceptor.
+func (Outward) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }
 
-func (outward) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+// WrapStreamingHandler implements connect.Interceptor.
+func (Outward) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		return errwire.ToConnect(next(ctx, conn))
 	}

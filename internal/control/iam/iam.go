@@ -128,28 +128,16 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 
 // Run follows the store until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	for ctx.Err() == nil {
+	store.Repeat(ctx, s.log, "tokens", func(ctx context.Context) error {
 		rev, err := s.load(ctx)
-		if err == nil {
-			s.live.Store(true)
-			err = s.follow(ctx, rev)
-			s.live.Store(false)
+		if err != nil {
+			return err
 		}
-		if ctx.Err() == nil && !errors.Is(err, store.ErrCompacted) {
-			s.log.Debug("watch of tokens broke", "err", err)
-			pause(ctx, time.Second)
-		}
-	}
+		s.live.Store(true)
+		defer s.live.Store(false)
+		return s.follow(ctx, rev)
+	})
 	return context.Cause(ctx)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 func (s *Service) load(ctx context.Context) (int64, error) {

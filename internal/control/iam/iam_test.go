@@ -55,17 +55,29 @@ func TestAuthenticate(t *testing.T) {
 			text   string
 		}{
 			{"no header", http.Header{}, "no token. Set SANDSEA_TOKEN or SANDSEA_TOKEN_FILE"},
-			{"two headers", http.Header{"Authorization": {"Bearer " + good, "Bearer " + good}},
-				"2 Authorization headers. Send one"},
-			{"another scheme", http.Header{"Authorization": {"Basic abc"}},
-				"the Authorization header is no bearer token. Send: Bearer TOKEN"},
+			{
+				"two headers",
+				http.Header{"Authorization": {"Bearer " + good, "Bearer " + good}},
+				"2 Authorization headers. Send one",
+			},
+			{
+				"another scheme",
+				http.Header{"Authorization": {"Basic abc"}},
+				"the Authorization header is no bearer token. Send: Bearer TOKEN",
+			},
 			{"an empty token", bearer(""), "this is no token of Sandsea. Tokens begin with sst_; set SANDSEA_TOKEN"},
-			{"a JSON web token", bearer("eyJhbGciOiJub25lIn0.e30."),
-				"this is no token of Sandsea. Tokens begin with sst_; set SANDSEA_TOKEN"},
-			{"a path in the id", bearer("sst_../../../../iam/_" + strings.Repeat("0", 52)),
-				"this is no token of Sandsea. Tokens begin with sst_; set SANDSEA_TOKEN"},
-			{"an unknown id", bearer("sst_" + strings.Repeat("0", 16) + "_" + strings.Repeat("0", 52)),
-				"this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN"},
+			{
+				"a JSON web token", bearer("eyJhbGciOiJub25lIn0.e30."),
+				"this is no token of Sandsea. Tokens begin with sst_; set SANDSEA_TOKEN",
+			},
+			{
+				"a path in the id", bearer("sst_../../../../iam/_" + strings.Repeat("0", 52)),
+				"this is no token of Sandsea. Tokens begin with sst_; set SANDSEA_TOKEN",
+			},
+			{
+				"an unknown id", bearer("sst_" + strings.Repeat("0", 16) + "_" + strings.Repeat("0", 52)),
+				"this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN",
+			},
 			{"another secret", bearer(otherSecret), "this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN"},
 			{"a revoked one", bearer(gone), "this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN"},
 			{"an expired one", bearer(old), "token of user ci expired 2h ago. An admin makes one: sandsea token create ci"},
@@ -157,10 +169,17 @@ func TestStoreAwayKeepsKnownCallersWorking(t *testing.T) {
 func TestCreateRefusesWhatIsNoPrincipalOrProject(t *testing.T) {
 	svc := service(t, mem.New(mem.Config{}))
 	for _, req := range []iam.Request{
-		{Principal: "ci", Project: "default"}, {Principal: "user:", Project: "default"}, {Principal: "user:a b",
-			Project: "default"},
-		{Principal: "user:ci", Project: ""}, {Principal: "user:ci", Project: "/x"}, {Principal: "user:ci", Project: "a//b"},
-		{Principal: "user:ci", Project: "a=b"}, {Principal: "user:ci", Project: "../x"},
+		{Principal: "ci", Project: "default"},
+		{Principal: "user:", Project: "default"},
+		{
+			Principal: "user:a b",
+			Project:   "default",
+		},
+		{Principal: "user:ci", Project: ""},
+		{Principal: "user:ci", Project: "/x"},
+		{Principal: "user:ci", Project: "a//b"},
+		{Principal: "user:ci", Project: "a=b"},
+		{Principal: "user:ci", Project: "../x"},
 		{Principal: "user:ci", Project: "default", Covers: []string{"A"}},
 	} {
 		if _, err := svc.Create(t.Context(), req); !errors.Is(err, errdefs.Invalid) {

@@ -161,7 +161,7 @@ func Error(err error, node string, changes bool) error {
 			WithHint("Try again in a second; its sandboxes may well run").Wrap(err)
 	}
 	switch code := connect.CodeOf(err); {
-	case code == connect.CodeCanceled && !changes:
+	case code == connect.CodeCanceled && !changes && errors.Is(err, context.Canceled): // a reset connection has the code too
 		return errdefs.New(errdefs.Canceled, "", "the caller went away").Wrap(err)
 	case changes:
 		return errdefs.New(errdefs.Unknown, object, "gave no answer, it may have been done").Wrap(err)

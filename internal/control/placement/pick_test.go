@@ -48,25 +48,56 @@ func TestPickSaysWhyNoNodeFits(t *testing.T) {
 		text  string
 		wait  bool
 	}{
-		{"no node at all", nil, small, nil, errdefs.Unavailable,
-			"no node has registered. Start one: sandsea edge, or sandsea up on one machine", true},
-		{"all away", []node.Entry{entry(1, stale), entry(2, stale)}, small, nil, errdefs.Unavailable,
-			"all 2 nodes unreachable. See sandsea up's log on the nodes", true},
-		{"too much memory", []node.Entry{entry(1), entry(2, func(e *node.Entry) { e.Capabilities.Memory = 8 << 30 })},
-			Need{Memory: 64 << 30}, nil, errdefs.Exhausted,
-			"memory 64 GiB: largest node has 23.4 GiB. Ask for less or add a node", false},
-		{"too many CPUs", []node.Entry{entry(1, func(e *node.Entry) { e.Load.MaxCPUMillis = 8000 })}, Need{CPUMillis: 8500},
+		{
+			"no node at all", nil, small, nil, errdefs.Unavailable,
+			"no node has registered. Start one: sandsea edge, or sandsea up on one machine", true,
+		},
+		{
+			"all away",
+			[]node.Entry{entry(1, stale), entry(2, stale)},
+			small, nil, errdefs.Unavailable,
+			"all 2 nodes unreachable. See sandsea up's log on the nodes", true,
+		},
+		{
+			"too much memory",
+			[]node.Entry{entry(1), entry(2, func(e *node.Entry) { e.Capabilities.Memory = 8 << 30 })},
+			Need{Memory: 64 << 30},
+			nil, errdefs.Exhausted,
+			"memory 64 GiB: largest node has 23.4 GiB. Ask for less or add a node", false,
+		},
+		{
+			"too many CPUs",
+			[]node.Entry{entry(1, func(e *node.Entry) { e.Load.MaxCPUMillis = 8000 })},
+			Need{CPUMillis: 8500},
 			nil,
-			errdefs.Exhausted, "cpu 8.5: largest node has 8 to promise. Ask for less or add a node", false},
-		{"too many pids", []node.Entry{entry(1)}, Need{Pids: 5 << 20}, nil, errdefs.Exhausted,
-			"pids 5242880: largest node has 4194304. Ask for less or add a node", false},
-		{"a feature that none has", []node.Entry{entry(1)}, Need{Missing: lacking}, nil, errdefs.FailedPrecondition,
-			"limits.disk_bytes: no node enforces limit.disk (mount with project quota). See: sandsea doctor", false},
-		{"a mixture", []node.Entry{entry(1, cordon), entry(2, stale), entry(3, full), entry(4, starts), entry(5, promise),
-			entry(6)},
-			small, []node.Number{6}, errdefs.Exhausted,
+			errdefs.Exhausted, "cpu 8.5: largest node has 8 to promise. Ask for less or add a node", false,
+		},
+		{
+			"too many pids",
+			[]node.Entry{entry(1)},
+			Need{Pids: 5 << 20},
+			nil, errdefs.Exhausted,
+			"pids 5242880: largest node has 4194304. Ask for less or add a node", false,
+		},
+		{
+			"a feature that none has",
+			[]node.Entry{entry(1)},
+			Need{Missing: lacking},
+			nil, errdefs.FailedPrecondition,
+			"limits.disk_bytes: no node enforces limit.disk (mount with project quota). See: sandsea doctor", false,
+		},
+		{
+			"a mixture",
+			[]node.Entry{
+				entry(1, cordon), entry(2, stale), entry(3, full), entry(4, starts), entry(5, promise),
+				entry(6),
+			},
+			small,
+			[]node.Number{6},
+			errdefs.Exhausted,
 			"no node can take it: of 6 nodes, 1 refused it just now, 1 cordoned, 1 unreachable, 1 at its sandbox limit, " +
-				"1 memory is promised, 1 at its start limit. Try again in a second, or stop some: sandsea ls", true},
+				"1 memory is promised, 1 at its start limit. Try again in a second, or stop some: sandsea ls", true,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := Pick(node.View{Nodes: tc.nodes}, nil, tc.need, tc.not, start, rand.New(rand.NewPCG(1, 1)))
@@ -256,8 +287,10 @@ func TestSimulation(t *testing.T) {
 
 func BenchmarkPick160(b *testing.B) {
 	var v node.View
-	features := []node.Feature{{Name: "kill", Status: node.OK}, {Name: "layers", Status: node.OK}, {Name: "limit.memory",
-		Status: node.OK}}
+	features := []node.Feature{{Name: "kill", Status: node.OK}, {Name: "layers", Status: node.OK}, {
+		Name:   "limit.memory",
+		Status: node.OK,
+	}}
 	for i := range 160 {
 		v.Nodes = append(v.Nodes, entry(node.Number(i+1), func(e *node.Entry) { e.Capabilities.Features = features }))
 	}

@@ -94,11 +94,16 @@ type Watcher struct {
 	ended map[string]*sandseav1.Sandbox // guarded by mu; by id
 }
 
+var (
+	errPollLimit = fmt.Errorf("no answer in %s: %w", pollLimit, context.DeadlineExceeded)
+	errMoved     = fmt.Errorf("the node has another address now: %w", context.Canceled)
+)
+
 // member is one node. Its fields are guarded by the watcher's mu, except the channel and what never changes.
 type member struct {
 	number node.Number
 	client *nodeclient.Client
-	stop   context.CancelFunc
+	stop   context.CancelCauseFunc
 	first  chan struct{} // closed after the first answer or failure
 	once   sync.Once
 
@@ -130,8 +135,8 @@ func New(cfg Config) *Watcher {
 // Run follows nodes and ends until ctx ends, and returns when all its goroutines have.
 func (w *Watcher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { w.repeat(ctx, "registrations", w.followNodes) })
-	wg.Go(func() { w.repeat(ctx, "ended sandboxes", w.followEnds) })
+	wg.Go(func() { store.Repeat(ctx, w.log, "registrations", w.followNodes) })
+	wg.Go(func() { store.Repeat(ctx, w.log, "ended sandboxes", w.followEnds) })
 	wg.Go(func() { w.prune(ctx) })
 	wg.Wait()
 	w.followers.Wait()
@@ -165,17 +170,6 @@ func (w *Watcher) Ready(ctx context.Context) error {
 	return wait(w.endsRead, "the ended sandboxes")
 }
 
-// repeat runs a list-and-watch again whenever it breaks.
-func (w *Watcher) repeat(ctx context.Context, what string, run func(context.Context) error) {
-	for ctx.Err() == nil {
-		err := run(ctx)
-		if ctx.Err() == nil && !errors.Is(err, store.ErrCompacted) {
-			w.log.Debug("watch broke", "of", what, "err", err)
-			pause(ctx, time.Second)
-		}
-	}
-}
-
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -185,27 +179,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pages reads all pairs under prefix at one revision.
-func (w *Watcher) pages(ctx context.Context, prefix string, each func(store.Pair)) (int64, error) {
-	opts := store.RangeOptions{Limit: 1000}
-	for {
-		page, err := w.store.Range(ctx, prefix, opts)
-		if err != nil {
-			return 0, err
-		}
-		for _, p := range page.Pairs {
-			each(p)
-		}
-		if !page.More {
-			return page.Revision, nil
-		}
-		opts.Revision, opts.After = page.Revision, page.Pairs[len(page.Pairs)-1].Key
-	}
-}
-
 func (w *Watcher) followNodes(ctx context.Context) error {
 	there := map[node.Number]bool{}
-	rev, err := w.pages(ctx, keys.Nodes, func(p store.Pair) {
+	rev, err := store.All(ctx, w.store, keys.Nodes, func(p store.Pair) {
 		if n, ok := w.register(ctx, p); ok {
 			there[n] = true
 		}
@@ -264,13 +240,13 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) (node.Number, bool
 		w.mu.Unlock()
 		return n, true
 	}
-	fctx, stop := context.WithCancel(ctx)
+	fctx, stop := context.WithCancelCause(ctx)
 	fresh := &member{
 		number: n, client: client, stop: stop, first: make(chan struct{}), reg: reg, registered: true,
 		sandboxes: map[string]*sandseav1.Sandbox{},
 	}
 	if m != nil { // moved: keep what is known until it answers from its new place
-		m.stop()
+		m.stop(errMoved)
 		fresh.state, fresh.caps, fresh.seenAt, fresh.sandboxes = m.state, m.caps, m.seenAt, m.sandboxes
 		fresh.incarnation, fresh.seq = m.incarnation, m.seq
 	}
@@ -284,7 +260,7 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) (node.Number, bool
 
 // follow keeps one node's part of the picture until ctx ends.
 func (w *Watcher) follow(ctx context.Context, m *member) {
-	defer m.stop()
+	defer m.stop(nil)
 	wait := retryLeast
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -329,7 +305,7 @@ func (w *Watcher) session(ctx context.Context, m *member) error {
 	if err != nil {
 		return fmt.Errorf("follow: %w", err)
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }() // what it carried is read by then
 	for stream.Receive() {
 		w.transition(m, stream.Msg())
 	}
@@ -340,7 +316,7 @@ func (w *Watcher) session(ctx context.Context, m *member) error {
 }
 
 func (w *Watcher) roster(ctx context.Context, m *member) (*nodev1.RosterResponse, time.Time, error) {
-	ctx, stop := context.WithTimeout(ctx, pollLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, pollLimit, errPollLimit)
 	defer stop()
 	at := time.Now()
 	resp, err := m.client.Edge.Roster(ctx, connect.NewRequest(&nodev1.RosterRequest{}))
@@ -623,7 +599,7 @@ func (w *Watcher) Sandboxes(ended bool) []*sandseav1.Sandbox {
 
 func (w *Watcher) followEnds(ctx context.Context) error {
 	all := map[string]*sandseav1.Sandbox{}
-	rev, err := w.pages(ctx, keys.Ended, func(p store.Pair) {
+	rev, err := store.All(ctx, w.store, keys.Ended, func(p store.Pair) {
 		if s := w.decodeEnd(p); s != nil {
 			all[s.GetId()] = s
 		}

@@ -87,11 +87,11 @@ func start(t testing.TB, g *Group, dir *os.File, script string) *exec.Cmd {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	procs, err := g.Procs()
+	tasks, err := g.Tasks()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range procs {
+	for _, f := range tasks {
 		if _, err := fmt.Fprint(f, cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
@@ -533,28 +533,6 @@ func BenchmarkCreate(b *testing.B) {
 	slices.Sort(samples)
 	b.ReportMetric(float64(samples[len(samples)/2].Microseconds()), "create-p50-µs")
 	b.ReportMetric(float64(samples[len(samples)*99/100].Microseconds()), "create-p99-µs")
-}
-
-// BenchmarkAttach moves a process into the v1 groups of a sandbox, as the spawner does with each new one.
-func BenchmarkAttach(b *testing.B) {
-	m := openManager(b)
-	groups := [2]*Group{create(b, m, "sone"), create(b, m, "stwo")}
-	cmd := start(b, groups[0], groups[0].V2(), `echo ready; sleep 100`)
-	pid := fmt.Sprint(cmd.Process.Pid)
-	n := 0
-	for b.Loop() {
-		n++
-		procs, err := groups[n%2].Procs()
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, f := range procs {
-			if _, err := io.WriteString(f, pid); err != nil {
-				b.Fatal(err)
-			}
-			f.Close()
-		}
-	}
 }
 
 // BenchmarkExec is making and removing the group of a command.

@@ -21,31 +21,8 @@ type Group struct {
 	dir *os.File // v2
 }
 
-// ID is the sandbox's.
-func (g *Group) ID() string { return g.id }
-
 // V2 is the open v2 directory, into which a child can be cloned. It stays the Group's.
 func (g *Group) V2() *os.File { return g.dir }
-
-// Procs opens cgroup.procs of each v1 group for writing; the caller closes them once the sandbox's first process is in.
-// On a v2 machine there are none.
-func (g *Group) Procs() ([]*os.File, error) {
-	var out []*os.File
-	for _, p := range g.m.places() {
-		if p.v2 {
-			continue
-		}
-		f, err := cgroupfs.OpenWrite(p.parent, g.id+"/cgroup.procs")
-		if err != nil {
-			for _, f := range out {
-				f.Close()
-			}
-			return nil, err
-		}
-		out = append(out, f)
-	}
-	return out, nil
-}
 
 // KillFile opens cgroup.kill of the whole sandbox; a write of "1" ends everything in it. The caller closes it.
 func (g *Group) KillFile() (*os.File, error) { return cgroupfs.OpenWrite(g.dir, "cgroup.kill") }

@@ -26,6 +26,8 @@ import (
 // limit bounds each trial. One takes milliseconds; a machine that needs seconds for one is not fit.
 const limit = 10 * time.Second
 
+var errLimit = fmt.Errorf("no answer within %s", limit)
+
 // Config says what to try with.
 type Config struct {
 	// Dir is the data directory: layers are read from its file system and output is recorded there.
@@ -131,7 +133,7 @@ func Run(ctx context.Context, cfg Config) node.Capabilities {
 // bounded runs a trial and gives up on it after a while. A trial that hangs in the kernel cannot be ended; its
 // goroutine goes when the kernel lets it.
 func bounded(ctx context.Context, run func(context.Context) result) result {
-	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
+	ctx, stop := context.WithTimeoutCause(ctx, limit, errLimit)
 	defer stop()
 	done := make(chan result, 1)
 	go func() { done <- run(ctx) }()
@@ -162,7 +164,7 @@ func Machine(ctx context.Context, dir string, log *slog.Logger) (_ node.Capabili
 	cfg.Cgroup, cfg.CgroupErr = cgroup.Open(cgroup.Config{Tag: fmt.Sprintf("doctor-%d", os.Getpid()), Log: log})
 	if cfg.CgroupErr == nil {
 		defer func() {
-			undo, stop := context.WithTimeout(context.WithoutCancel(ctx), limit)
+			undo, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errLimit)
 			defer stop()
 			err = errors.Join(err, cfg.Cgroup.Destroy(undo))
 		}()

@@ -55,7 +55,7 @@ func cgroupErr(err error) error {
 
 // drop removes a group, also when ctx has ended.
 func drop(ctx context.Context, g *cgroup.Group) error {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errLimit)
 	defer stop()
 	return g.Remove(ctx)
 }

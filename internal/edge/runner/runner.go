@@ -480,9 +480,22 @@ func (r *Runner) failed(b *box, err error) {
 	}
 	select {
 	case <-b.ended:
+		err = sure(err, b.status().End)
 	case <-r.ctx.Done():
 	}
 	b.decide(err)
+}
+
+// sure is the error of a start of which nothing is left: whatever the parts were unsure of, it may be placed anew.
+func sure(err error, end sandbox.End) error {
+	switch errdefs.KindOf(err) {
+	case errdefs.Unavailable, errdefs.Unknown, errdefs.Deadline, errdefs.Canceled:
+		e := *errdefs.From(err)
+		e.Kind, e.Cause = errdefs.Refused, string(end.Cause)
+		return &e
+	default:
+		return err
+	}
 }
 
 func causeOf(err error) sandbox.Cause {

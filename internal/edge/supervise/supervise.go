@@ -33,8 +33,9 @@ const (
 	readyWithin = 10 * time.Second
 	// steady is how long a process must have lived for its death to be the first of a row again.
 	steady = 10 * time.Second
-	// firstPause comes after the second death in a row, then twice as long each time up to lastPause.
-	firstPause = 50 * time.Millisecond
+	// firstPause comes after the second death in a row, then twice as long each time up to lastPause: the fifth is still
+	// made good within 200 ms.
+	firstPause = 10 * time.Millisecond
 	lastPause  = 10 * time.Second
 	// polite is how long a process may take to follow SIGTERM.
 	polite = 5 * time.Second

@@ -1,6 +1,7 @@
 package upper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,13 +143,14 @@ func makeImage(ctx context.Context, path string, size int64, log *slog.Logger) (
 	if err := f.Truncate(size); err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeout(ctx, mkfsLimit)
+	ctx, stop := context.WithTimeoutCause(ctx, mkfsLimit, fmt.Errorf("not done in %s: %w", mkfsLimit,
+		context.DeadlineExceeded))
 	defer stop()
 	// One copy of everything: the image lies on one disk, and its content does not outlive the machine's run.
 	cmd := exec.CommandContext(ctx, mkfs, "-q", "-f", "--nodiscard", "-m", "single", "-d", "single",
 		"-L", "sandsea-uppers", tmp)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("mkfs.btrfs: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("mkfs.btrfs: %w: %s", cmp.Or(context.Cause(ctx), err), strings.TrimSpace(string(out)))
 	}
 	if err := f.Sync(); err != nil {
 		return err
@@ -229,12 +231,7 @@ func (s *subvolumes) create(dir *os.File, name string) error {
 	if err := btrfs.Create(dir, name); err != nil {
 		return err
 	}
-	vol, err := dirfd.Open(dir, name)
-	if err != nil {
-		return err
-	}
-	defer vol.Close()
-	return fill(vol)
+	return fill(dir, name)
 }
 
 func (s *subvolumes) limit(volume *os.File, bytes int64, _ uint32) error {

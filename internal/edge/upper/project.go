@@ -36,12 +36,7 @@ func (p *projects) create(dir *os.File, name string) error {
 	if err := dirfd.Mkdir(dir, name, 0o700); err != nil {
 		return err
 	}
-	vol, err := dirfd.Open(dir, name)
-	if err != nil {
-		return err
-	}
-	defer vol.Close()
-	return fill(vol)
+	return fill(dir, name)
 }
 
 // limit marks both directories, since overlayfs renames from one to the other, which needs the same project.

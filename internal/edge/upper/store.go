@@ -107,7 +107,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	}
 	defer func() {
 		if err != nil {
-			s.closeFiles()
+			_ = s.closeFiles() // err is the reason
 		}
 	}()
 	if s.v, err = find(ctx, s.disk, cfg, s.log); err != nil {

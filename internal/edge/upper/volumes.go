@@ -102,8 +102,13 @@ func places(root *os.File) (pool, live, trash *os.File, err error) {
 	return dirs[0], dirs[1], dirs[2], nil
 }
 
-// fill makes the two directories of overlayfs in a new volume.
-func fill(vol *os.File) error {
+// fill makes the two directories of overlayfs in the new volume name.
+func fill(dir *os.File, name string) error {
+	vol, err := dirfd.Open(dir, name)
+	if err != nil {
+		return err
+	}
+	defer vol.Close()
 	if err := dirfd.Mkdir(vol, upperName, 0o755); err != nil {
 		return err
 	}

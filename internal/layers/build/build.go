@@ -121,11 +121,6 @@ type Result struct {
 	Notes []string
 }
 
-// Image gives the result under a name.
-func (r Result) Image(name string) image.Image {
-	return image.Image{Name: name, Layers: r.Layers, Config: r.Config}
-}
-
 // Progress is a state of an import. Stages are resolve, download, unpack and write, in that order where they occur.
 type Progress struct {
 	Stage string

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -22,6 +23,7 @@ import (
 	"github.com/sandsea/sandsea/internal/layers/build"
 	"github.com/sandsea/sandsea/internal/linux/erofs"
 	"github.com/sandsea/sandsea/internal/linux/mount"
+	"github.com/sandsea/sandsea/internal/linux/scm"
 )
 
 // Config of a Composer.
@@ -33,7 +35,8 @@ type Config struct {
 
 // Composer keeps layers mounted.
 type Composer struct {
-	cfg Config
+	cfg     Config
+	closing sync.WaitGroup // mounts that are on their way out
 
 	mu     sync.Mutex
 	layers map[image.Digest]*layer // guarded by mu
@@ -156,16 +159,18 @@ func (c *Composer) dropLocked(l *layer) {
 // Close unmounts every layer. Sandboxes that use them keep them. Idempotent.
 func (c *Composer) Close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.closed = true
 	for _, l := range c.layers {
 		c.dropLocked(l)
 	}
 	clear(c.layers)
+	c.mu.Unlock()
+	c.closing.Wait()
 	return nil
 }
 
-// Upper is where a sandbox's changes go: two directories of one file system, both owned by the sandbox's root.
+// Upper is where a sandbox's changes go: two directories beside each other, files named as they are. Dir is owned by the
+// sandbox's root.
 type Upper struct {
 	Dir, Work *os.File
 }
@@ -184,12 +189,9 @@ func (c *Composer) Overlay(ctx context.Context, layers []image.Digest, userns *o
 	}
 	opts := make([]mount.Option, 0, len(layers)+8)
 	var clones []*os.File
-	defer func() {
-		// The overlay has copies of its own.
-		for _, f := range clones {
-			f.Close()
-		}
-	}()
+	// The overlay has copies of its own. To close a detached mount waits for every processor (an expedited grace period
+	// of RCU, some 0.1 ms each), which nobody needs to wait for here.
+	defer func() { c.closing.Go(func() { scm.CloseFiles(clones) }) }()
 	// The first lowerdir+ is the uppermost.
 	for i := len(layers) - 1; i >= 0; i-- {
 		l, err := c.take(ctx, layers[i])
@@ -207,7 +209,34 @@ func (c *Composer) Overlay(ctx context.Context, layers []image.Digest, userns *o
 		}
 		opts = append(opts, mount.File("lowerdir+", m))
 	}
+	vol, up, err := anonymous(up)
+	if err != nil {
+		return nil, err
+	}
+	clones = append(clones, vol)
+	defer scm.CloseFiles([]*os.File{up.Dir, up.Work})
 	return newOverlay(append(opts, mount.File("upperdir", up.Dir), mount.File("workdir", up.Work)))
+}
+
+// anonymous names the directories of an upper from a mount that begins at their common parent: the mount table inside
+// shows their paths, and those would tell where the upper lies. All three files are the caller's; the mount must be open
+// until the overlay is made.
+func anonymous(up Upper) (vol *os.File, _ Upper, err error) {
+	if vol, err = mount.CloneAt(up.Dir, "..", false); err != nil {
+		return nil, Upper{}, fmt.Errorf("upper: %w", err)
+	}
+	dir, err := mount.OpenDir(vol, filepath.Base(up.Dir.Name()))
+	if err != nil {
+		vol.Close()
+		return nil, Upper{}, fmt.Errorf("upper: %w", err)
+	}
+	work, err := mount.OpenDir(vol, filepath.Base(up.Work.Name()))
+	if err != nil {
+		dir.Close()
+		vol.Close()
+		return nil, Upper{}, fmt.Errorf("upper: %w", err)
+	}
+	return vol, Upper{Dir: dir, Work: work}, nil
 }
 
 // newOverlay adds what every overlay has.

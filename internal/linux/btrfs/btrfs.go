@@ -162,14 +162,6 @@ func DropCount(fs *os.File, id uint64) error {
 // Busy reports whether err says that something is still in use.
 func Busy(err error) bool { return errors.Is(err, unix.EBUSY) }
 
-// Sync writes out everything, so that counts are exact.
-func Sync(fs *os.File) error {
-	if err := unix.Syncfs(int(fs.Fd())); err != nil {
-		return fmt.Errorf("sync %s: %w", fs.Name(), err)
-	}
-	return nil
-}
-
 // sysfs is the directory of the file system that f lies on.
 func sysfs(f *os.File) (string, error) {
 	id, err := fsid(f)

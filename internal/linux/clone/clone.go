@@ -65,23 +65,33 @@ func Start(s Spec) (_ *Child, err error) {
 			closeAll(c.keep)
 		}
 	}()
-	// A source below the targets could be overwritten before it is used.
+	// A source among the targets, of which the gate's is the last, could be overwritten before it is used.
+	above := func(fd int) (int, error) {
+		if fd > len(s.Files) {
+			return fd, nil
+		}
+		up, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, len(s.Files)+1)
+		if err != nil {
+			return -1, fmt.Errorf("clone: %w", err)
+		}
+		c.keep = append(c.keep, os.NewFile(uintptr(up), "source"))
+		return up, nil
+	}
 	files := make([]int, len(s.Files))
 	for to, f := range s.Files {
 		files[to] = -1
 		if f == nil {
 			continue
 		}
-		from := int(f.Fd())
-		if from < len(s.Files) {
-			if from, err = unix.FcntlInt(uintptr(from), unix.F_DUPFD_CLOEXEC, len(s.Files)); err != nil {
-				return nil, fmt.Errorf("clone: %w", err)
-			}
-			c.keep = append(c.keep, os.NewFile(uintptr(from), "source"))
+		if files[to], err = above(int(f.Fd())); err != nil {
+			return nil, err
 		}
-		files[to] = from
 	}
-	if c.list, err = newProgram(s, files, gate); err != nil {
+	hold, err := above(gate[0])
+	if err != nil {
+		return nil, err
+	}
+	if c.list, err = newProgram(s, files, hold); err != nil {
 		return nil, fmt.Errorf("clone: %w", err)
 	}
 	args := &cloneArgs{

@@ -11,12 +11,14 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandsea/sandsea/internal/linux/clone"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/linux/userns"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
 const base = 0x7ff00000
@@ -209,6 +211,35 @@ func TestManyAtOnceWhileTheCallerCollectsGarbage(t *testing.T) {
 	wg.Wait()
 	close(stop)
 	gc.Wait()
+}
+
+// TestChildrenThatWaitHoldNothingOfTheCaller: else, after the death of a caller, its peers would not see its end and
+// children that wait at the same time would keep each other waiting.
+func TestChildrenThatWaitHoldNothingOfTheCaller(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	spec := clone.Spec{Flags: unix.CLONE_NEWUSER, Path: "/bin/true", Argv: []string{"true"}, Files: []*os.File{nil, nil, nil}}
+	var children []*clone.Child
+	for range 4 {
+		children = append(children, start(t, spec))
+	}
+	for _, c := range children {
+		wait.Until(t, 20*time.Second, func() bool {
+			fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.Pid))
+			return err == nil && len(fds) == 1
+		}, "a child with its gate alone")
+	}
+	w.Close()
+	if n, err := r.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("read %d, %v, want the end", n, err)
+	}
+	for _, c := range children {
+		_ = c.Exec()
+		reap(t, c)
+	}
 }
 
 func TestWhatGoesWrongIsTold(t *testing.T) {

@@ -33,7 +33,6 @@ type call struct {
 type stepName string
 
 const (
-	stepShut    stepName = "close"
 	stepEnter   stepName = "enter a v1 cgroup"
 	stepGate    stepName = "wait"
 	stepSession stepName = "setsid"
@@ -60,7 +59,7 @@ type program struct {
 	self byte // "0", which means the thread that writes it
 }
 
-func newProgram(s Spec, files []int, gate [2]int) (*program, error) {
+func newProgram(s Spec, files []int, gate int) (*program, error) {
 	p := &program{env: []*byte{nil}, self: '0'}
 	var err error
 	if p.path, err = unix.BytePtrFromString(s.Path); err != nil {
@@ -79,16 +78,11 @@ func newProgram(s Spec, files []int, gate [2]int) (*program, error) {
 		p.calls = append(p.calls, call{nr: nr, a1: args[0], a2: args[1], a3: args[2], a4: args[3], a5: args[4], min: least})
 		p.names = append(p.names, name)
 	}
-	// With its own copy of the write end open it would never see the end of a caller that died.
-	add(stepShut, 0, unix.SYS_CLOSE, uintptr(gate[1]))
 	for _, t := range s.Tasks {
 		add(stepEnter, 1, unix.SYS_WRITE, t.Fd(), uintptr(unsafe.Pointer(&p.self)), 1)
 	}
-	add(stepGate, 1, unix.SYS_READ, uintptr(gate[0]), uintptr(unsafe.Pointer(&p.byte)), 1)
-	add(stepSession, 0, unix.SYS_SETSID)
-	add(stepGroups, 0, unix.SYS_SETGROUPS)
-	add(stepGID, 0, unix.SYS_SETRESGID)
-	add(stepUID, 0, unix.SYS_SETRESUID)
+	// Before it waits, the child lets go of everything that is not its own: with copies of our descriptors it would keep
+	// our sockets open after our death, and, of children that wait at the same time, each the other's gate.
 	for to, from := range files {
 		if from >= 0 {
 			add(stepFile, 0, unix.SYS_DUP3, uintptr(from), uintptr(to))
@@ -96,8 +90,14 @@ func newProgram(s Spec, files []int, gate [2]int) (*program, error) {
 			add(stepFile, math.MinInt, unix.SYS_CLOSE, uintptr(to)) // most likely there is none
 		}
 	}
-	// Whatever we were started with, and the gate.
-	add(stepFile, 0, unix.SYS_CLOSE_RANGE, uintptr(len(files)), math.MaxInt32)
+	last := uintptr(len(files))
+	add(stepFile, 0, unix.SYS_DUP3, uintptr(gate), last, unix.O_CLOEXEC)
+	add(stepFile, 0, unix.SYS_CLOSE_RANGE, last+1, math.MaxInt32)
+	add(stepGate, 1, unix.SYS_READ, last, uintptr(unsafe.Pointer(&p.byte)), 1)
+	add(stepSession, 0, unix.SYS_SETSID)
+	add(stepGroups, 0, unix.SYS_SETGROUPS)
+	add(stepGID, 0, unix.SYS_SETRESGID)
+	add(stepUID, 0, unix.SYS_SETRESUID)
 	add(stepExec, 0, unix.SYS_EXECVE, uintptr(unsafe.Pointer(p.path)), uintptr(unsafe.Pointer(&p.argv[0])),
 		uintptr(unsafe.Pointer(&p.env[0])))
 	return p, nil

@@ -54,14 +54,6 @@ func Rename(from *os.File, name string, to *os.File, target string) error {
 	return nil
 }
 
-// Remove removes an empty directory below dir.
-func Remove(dir *os.File, name string) error {
-	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err != nil {
-		return failed("rmdir", dir, name, err)
-	}
-	return nil
-}
-
 // Names lists the entries of dir.
 func Names(dir *os.File) ([]string, error) {
 	// A descriptor of its own, since the offset of dir is shared by all who hold it.

@@ -12,12 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What can be waited for. Hup and Err are always reported.
+// What can be waited for. Hup is always reported.
 const (
 	In  = uint32(unix.EPOLLIN)
 	Out = uint32(unix.EPOLLOUT)
 	Hup = uint32(unix.EPOLLHUP)
-	Err = uint32(unix.EPOLLERR)
 )
 
 // Event is one ready descriptor, named by the token that it was added with.

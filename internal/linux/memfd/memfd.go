@@ -51,18 +51,6 @@ func Seal(f *os.File) error {
 	})
 }
 
-// IsSealed reports whether the file is a memfd whose content and size cannot change.
-func IsSealed(f *os.File) bool {
-	const want = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
-	seals := 0
-	err := control(f, func(fd uintptr) error {
-		var err error
-		seals, err = unix.FcntlInt(fd, unix.F_GET_SEALS, 0)
-		return err
-	})
-	return err == nil && seals&want == want
-}
-
 func control(f *os.File, fn func(fd uintptr) error) error {
 	rc, err := f.SyscallConn()
 	if err != nil {

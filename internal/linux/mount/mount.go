@@ -145,14 +145,6 @@ func AttachAt(m, dir *os.File, path string) error {
 	return nil
 }
 
-// Detach takes the mount at path, and all below it, out of this mount namespace.
-func Detach(path string) error {
-	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-		return fmt.Errorf("detach %s: %w", path, err)
-	}
-	return nil
-}
-
 // MakePrivate stops every mount of this namespace from sharing its changes with other namespaces.
 func MakePrivate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -117,19 +117,6 @@ func ExitStatus(f *os.File) (ws syscall.WaitStatus, ok bool, err error) {
 	return syscall.WaitStatus(uint32(info.Exit_code)), true, nil
 }
 
-// Pid is the process's number in our pid namespace. It is os.ErrProcessDone when the process is gone.
-func Pid(f *os.File) (int, error) {
-	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_PID}
-	err := getInfo(f, &info)
-	if errors.Is(err, unix.ESRCH) || (err == nil && info.Mask&unix.PIDFD_INFO_PID == 0) {
-		return 0, os.ErrProcessDone
-	}
-	if err != nil {
-		return 0, fmt.Errorf("ask pidfd: %w", err)
-	}
-	return int(info.Pid), nil
-}
-
 // Identity is a number that no other process of this boot has: the inode of the pidfd.
 func Identity(f *os.File) (uint64, error) {
 	var st unix.Stat_t

@@ -25,15 +25,6 @@ func New() (r, w *os.File, err error) {
 	return os.NewFile(uintptr(p[0]), "|0"), os.NewFile(uintptr(p[1]), "|1"), nil
 }
 
-// Size is how many bytes fit.
-func Size(fd int) (int, error) {
-	n, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0)
-	if err != nil {
-		return 0, fmt.Errorf("size of pipe: %w", err)
-	}
-	return n, nil
-}
-
 // Grow makes room for n bytes and answers how many fit then. A pipe past the user's soft limit stays as it is.
 func Grow(fd, n int) (int, error) {
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, n)

@@ -3,6 +3,7 @@ package pipe
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -72,14 +73,23 @@ func TestAPipeGrows(t *testing.T) {
 	}
 	defer r.Close()
 	defer w.Close()
-	before, err := Size(int(r.Fd()))
+	before, err := size(int(r.Fd()))
 	if err != nil || before >= MaxSize {
 		t.Fatalf("size %d, %v", before, err)
 	}
 	if n, err := Grow(int(r.Fd()), MaxSize); err != nil || n != MaxSize {
 		t.Fatalf("grown to %d, %v", n, err)
 	}
-	if n, err := Size(int(w.Fd())); err != nil || n != MaxSize {
+	if n, err := size(int(w.Fd())); err != nil || n != MaxSize {
 		t.Errorf("size %d, %v", n, err)
 	}
+}
+
+// size is how many bytes fit.
+func size(fd int) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		return 0, fmt.Errorf("size of pipe: %w", err)
+	}
+	return n, nil
 }

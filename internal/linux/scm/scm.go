@@ -89,25 +89,6 @@ func Socketpair() (a, b *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "seqpacket"), os.NewFile(uintptr(fds[1]), "seqpacket"), nil
 }
 
-// Pair makes two connected Conns.
-func Pair() (a, b *Conn, err error) {
-	fa, fb, err := Socketpair()
-	if err != nil {
-		return nil, nil, err
-	}
-	a, err = New(fa)
-	if err != nil {
-		fb.Close()
-		return nil, nil, err
-	}
-	b, err = New(fb)
-	if err != nil {
-		_ = a.Close()
-		return nil, nil, err
-	}
-	return a, b, nil
-}
-
 // Dial connects to the listener at path. It does not wait for a listener to appear.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
@@ -246,20 +227,6 @@ func (c *Conn) PeerPidfd() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(pidfd), "pidfd"), nil
-}
-
-// File gives a duplicate of the socket, to send it on. It shares the connection: receiving from both takes turns.
-func (c *Conn) File() (*os.File, error) {
-	var f *os.File
-	err := control(c.f, func(fd int) error {
-		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			return fmt.Errorf("duplicate socket: %w", err)
-		}
-		f = os.NewFile(uintptr(d), "seqpacket")
-		return nil
-	})
-	return f, err
 }
 
 // Close ends the connection for this holder; calls that wait return os.ErrClosed.

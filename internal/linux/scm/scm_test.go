@@ -17,12 +17,19 @@ import (
 
 func pair(t *testing.T) (a, b *Conn) {
 	t.Helper()
-	a, b, err := Pair()
+	fa, fb, err := Socketpair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { a.Close(); b.Close() })
-	return a, b
+	conn := func(f *os.File) *Conn {
+		c, err := New(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	return conn(fa), conn(fb)
 }
 
 func openFDs(t *testing.T) int {

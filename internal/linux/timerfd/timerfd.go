@@ -48,9 +48,6 @@ func (t *Timer) At(at time.Time) error {
 	return t.set(flags, max(time.Duration(at.UnixNano()), 1))
 }
 
-// Stop disarms.
-func (t *Timer) Stop() error { return t.set(0, 0) }
-
 func (t *Timer) set(flags int, d time.Duration) error {
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d))}
 	if err := unix.TimerfdSettime(t.fd, flags, &spec, nil); err != nil {

@@ -30,6 +30,8 @@ type Faults struct {
 // limit bounds every wait of the suite.
 const limit = 20 * time.Second
 
+var errLimit = fmt.Errorf("the suite's limit of %s: %w", limit, context.DeadlineExceeded)
+
 // Run runs the suite. open gives a fresh, empty store whose Close is the suite's.
 func Run(t *testing.T, open func(t *testing.T) (store.Store, Faults)) {
 	t.Helper()
@@ -64,7 +66,7 @@ func Run(t *testing.T, open func(t *testing.T) (store.Store, Faults)) {
 					t.Errorf("close: %v", err)
 				}
 			})
-			ctx, stop := context.WithTimeout(t.Context(), limit)
+			ctx, stop := context.WithTimeoutCause(t.Context(), limit, errLimit)
 			defer stop()
 			tc.run(t, ctx, s, faults)
 		})
@@ -369,7 +371,7 @@ func leases(t *testing.T, ctx context.Context, s store.Store, _ Faults) {
 	if p, _ := get(t, s, "/kept"); p.LeaseID != kept.ID() {
 		t.Errorf("lease of the pair: got %x, want %x", p.LeaseID, kept.ID())
 	}
-	keep, stop := context.WithCancel(ctx)
+	keep, stop := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- kept.KeepAlive(keep) }()
 	waitFor(t, ctx, func() bool { _, ok := get(t, s, "/left"); return !ok })
@@ -379,7 +381,7 @@ func leases(t *testing.T, ctx context.Context, s store.Store, _ Faults) {
 	if err := left.KeepAlive(ctx); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("keeping a lapsed lease alive: got %v, want NotFound", err)
 	}
-	stop()
+	stop(nil)
 	select {
 	case err := <-ended:
 		if err == nil {

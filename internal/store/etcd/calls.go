@@ -99,8 +99,8 @@ const quiet = 5 * time.Second
 // Watch yields events after rev in order.
 func (s *Store) Watch(ctx context.Context, prefix string, rev int64) iter.Seq2[store.Event, error] {
 	return func(yield func(store.Event, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
 		if rev == 0 {
 			page, err := s.Range(ctx, prefix, store.RangeOptions{Limit: 1})
 			if err != nil {
@@ -247,7 +247,8 @@ func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc,
 	if err := ctx.Err(); err != nil {
 		return nil, nil, unavailable("the call was not sent").Wrap(err)
 	}
-	ctx, stop := context.WithTimeout(ctx, s.limit)
+	ctx, stop := context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("no answer of the store in %s: %w", s.limit,
+		context.DeadlineExceeded))
 	if s.ready != nil {
 		if err := s.ready(ctx); err != nil {
 			stop()

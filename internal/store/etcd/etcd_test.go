@@ -76,8 +76,10 @@ func TestDialled(t *testing.T) {
 		if _, err := s.Txn(t.Context(), nil, []store.Op{{Kind: store.OpDeletePrefix, Key: "/"}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		return s, conform.Faults{Compact: compact(t, s), Away: l.cut,
-			LoseAnswers: func(int) { l.mute(1500 * time.Millisecond) }}
+		return s, conform.Faults{
+			Compact: compact(t, s), Away: l.cut,
+			LoseAnswers: func(int) { l.mute(1500 * time.Millisecond) },
+		}
 	})
 }
 

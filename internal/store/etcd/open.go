@@ -3,6 +3,7 @@ package etcd
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -216,7 +217,7 @@ func (s *Store) Close() error {
 		err = c.Close()
 	}
 	s.stop()
-	if err != nil && err != context.Canceled {
+	if err != nil && !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("close store: %w", err)
 	}
 	return nil

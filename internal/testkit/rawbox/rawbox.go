@@ -42,6 +42,11 @@ const (
 	busybox        = "/bin/busybox"
 )
 
+// setupLimit bounds the set-up of a box, which takes milliseconds.
+const setupLimit = 10 * time.Second
+
+var errSetupLimit = fmt.Errorf("no box in %s: %w", setupLimit, context.DeadlineExceeded)
+
 // Options of a box; the zero value is fine.
 type Options struct {
 	// Populate may change the root file system, which root names, before it is given to the ids inside. What it makes
@@ -51,6 +56,10 @@ type Options struct {
 	NoSys bool
 	// Setup may change what Open asks for.
 	Setup func(*wire.Setup)
+	// Warm makes a sandsea-init that is prepared before it is given its root.
+	Warm bool
+	// NoDev gives a plain file for /dev.
+	NoDev bool
 }
 
 // Box is a started sandsea-init.
@@ -66,6 +75,8 @@ type Box struct {
 	execs  atomic.Int64
 	status chan syscall.WaitStatus
 	setup  func(*wire.Setup)
+	// root is given with the set-up.
+	root *os.File
 }
 
 // Start makes a box whose sandsea-init waits for SETUP. Tests without the rights or the kernel for it are skipped.
@@ -104,12 +115,25 @@ func Start(t testing.TB, o Options) *Box {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer root.Close()
+	given := root
+	if o.Warm {
+		b.root, given = root, nil
+		t.Cleanup(func() { root.Close() })
+	} else {
+		defer root.Close()
+	}
 	dev, err := devices()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dev.Close()
+	if o.NoDev {
+		dev.Close()
+		if dev, err = os.Open(os.DevNull); err != nil {
+			t.Fatal(err)
+		}
+		defer dev.Close()
+	}
 	var sys *os.File
 	if !o.NoSys {
 		if sys, err = mount.Sysfs(); err != nil {
@@ -117,7 +141,7 @@ func Start(t testing.TB, o Options) *Box {
 		}
 		defer sys.Close()
 	}
-	if b.Pid, err = fork(t.TempDir(), b.cgroup, inside, root, dev, sys); err != nil {
+	if b.Pid, err = fork(t.TempDir(), b.cgroup, inside, given, dev, sys); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
@@ -144,14 +168,23 @@ func (b *Box) Open(t testing.TB) *wire.Channel {
 		b.setup(&s)
 	}
 	c := wire.New(b.Control)
-	t.Cleanup(func() { c.Close() })
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(func() { _ = c.Close() })
+	ctx, stop := context.WithTimeoutCause(context.Background(), setupLimit, errSetupLimit)
 	defer stop()
+	if b.root != nil {
+		if err := c.Prepare(ctx); err != nil {
+			t.Fatal(err)
+		}
+		s.Root = b.root
+	}
 	if _, err := c.Setup(ctx, s); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
+
+// Root is the root that a Warm box is to be given, else nil.
+func (b *Box) Root() *os.File { return b.root }
 
 // Exec makes a control group for a command. It goes with the box.
 func (b *Box) Exec(t testing.TB) *os.File {
@@ -405,7 +438,10 @@ func forkHere(scratch string, cgroup, control, root, dev, sys *os.File) (int, er
 		return 0, err
 	}
 	const none = ^uintptr(0)
-	files := []uintptr{none, none, none, control.Fd(), root.Fd(), dev.Fd(), none}
+	files := []uintptr{none, none, none, control.Fd(), none, dev.Fd(), none}
+	if root != nil {
+		files[4] = root.Fd()
+	}
 	if sys != nil {
 		files[6] = sys.Fd()
 	}

@@ -4,10 +4,13 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
@@ -123,15 +126,20 @@ func (s *Server) Import(ctx context.Context, name string, files []File, cfg *san
 	if err != nil {
 		return nil, err
 	}
+	return s.ImportArchive(ctx, name, sandseav1.ArchiveFormat_ARCHIVE_FORMAT_ROOTFS, b, cfg)
+}
+
+// ImportArchive makes an image of an archive.
+func (s *Server) ImportArchive(ctx context.Context, name string, format sandseav1.ArchiveFormat, b []byte,
+	cfg *sandseav1.ImageConfig,
+) (*sandseav1.Image, error) {
 	up, err := s.Client.UploadImage(ctx, bytes.NewReader(b))
 	if err != nil {
 		return nil, fmt.Errorf("upload %s: %w", name, err)
 	}
 	img, _, err := s.Client.ImportImage(ctx, &sandseav1.ImportImageRequest{
-		Source: &sandseav1.ImportImageRequest_Archive{Archive: &sandseav1.ArchiveSource{
-			Upload: up, Format: sandseav1.ArchiveFormat_ARCHIVE_FORMAT_ROOTFS,
-		}},
-		Name: name, Config: cfg,
+		Source: &sandseav1.ImportImageRequest_Archive{Archive: &sandseav1.ArchiveSource{Upload: up, Format: format}},
+		Name:   name, Config: cfg,
 	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("import %s: %w", name, err)
@@ -147,4 +155,56 @@ func (s *Server) ImportBusybox(ctx context.Context) error {
 	}
 	_, err = s.Import(ctx, "busybox", files, nil)
 	return err
+}
+
+// OCI makes a tar of an OCI image layout with these layers, lowest first.
+func OCI(layers [][]File, cfg *sandseav1.ImageConfig) ([]byte, error) {
+	type descriptor struct {
+		MediaType string `json:"mediaType"`
+		Digest    string `json:"digest"`
+		Size      int    `json:"size"`
+	}
+	files := []File{{Name: "oci-layout", Body: `{"imageLayoutVersion":"1.0.0"}`}}
+	put := func(mediaType string, b []byte) descriptor {
+		sum := fmt.Sprintf("%x", sha256.Sum256(b))
+		files = append(files, File{Name: "blobs/sha256/" + sum, Body: string(b)})
+		return descriptor{mediaType, "sha256:" + sum, len(b)}
+	}
+	var descriptors []descriptor
+	var diffs []string
+	for _, l := range layers {
+		b, err := Tar(l)
+		if err != nil {
+			return nil, err
+		}
+		d := put("application/vnd.oci.image.layer.v1.tar", b)
+		descriptors, diffs = append(descriptors, d), append(diffs, d.Digest)
+	}
+	document := func(mediaType string, v any) (descriptor, error) {
+		b, err := json.Marshal(v)
+		return put(mediaType, b), err
+	}
+	config, err := document("application/vnd.oci.image.config.v1+json", map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"rootfs": map[string]any{"type": "layers", "diff_ids": diffs},
+		"config": map[string]any{
+			"User": cfg.GetUser(), "WorkingDir": cfg.GetWorkdir(), "Env": cfg.GetEnv(), "Entrypoint": cfg.GetEntrypoint(),
+			"Cmd": cfg.GetCmd(),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	const manifestType = "application/vnd.oci.image.manifest.v1+json"
+	manifest, err := document(manifestType, map[string]any{
+		"schemaVersion": 2, "mediaType": manifestType, "config": config, "layers": descriptors,
+	})
+	if err != nil {
+		return nil, err
+	}
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []descriptor{manifest}})
+	if err != nil {
+		return nil, err
+	}
+	return Tar(append(files, File{Name: "index.json", Body: string(index)}))
 }

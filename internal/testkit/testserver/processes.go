@@ -167,7 +167,7 @@ func (p *proc) begin(stdin bool) *pb.StartFailure {
 		return &pb.StartFailure{Kind: "cwd", Message: fmt.Sprintf("cannot enter the directory %q: %v", c.GetCwd(), syscall.ENOENT), Errno: 2}
 	}
 	argv := c.GetArgv()
-	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // its process group is killed instead
 	cmd.Dir, cmd.Env = dir, []string{"PATH=/usr/bin:/bin", "HOME=/", "LC_ALL=C"}
 	for _, env := range []map[string]string{p.box.spec.GetEnv(), c.GetEnv()} {
 		for k, v := range env {

@@ -22,7 +22,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/sandsea/sandsea/api/errdefs"
-	"github.com/sandsea/sandsea/api/errwire"
 	nodev1 "github.com/sandsea/sandsea/api/node/v1"
 	"github.com/sandsea/sandsea/api/node/v1/nodev1connect"
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
@@ -91,7 +90,7 @@ func New(cfg Config) (*Server, error) {
 }
 
 func (s *Server) start(cfg Config) error {
-	dir, err := os.MkdirTemp("", "sandsea-test-*")
+	dir, err := os.MkdirTemp("", "sandsea-fake-*")
 	if err != nil {
 		return err
 	}
@@ -121,7 +120,7 @@ func (s *Server) startNode(cfg Config, dir string) error {
 		return err
 	}
 	mux := http.NewServeMux()
-	opts := []connect.HandlerOption{connect.WithCompressMinBytes(1 << 30), connect.WithInterceptors(outward{})}
+	opts := []connect.HandlerOption{connect.WithCompressMinBytes(1 << 30), connect.WithInterceptors(fakeedge.Outward{})}
 	mux.Handle(nodev1connect.NewEdgeServiceHandler(s.edge, opts...))
 	mux.Handle(sandseav1connect.NewProcessServiceHandler(processes{e: s.edge}, opts...))
 	mux.Handle(sandseav1connect.NewFileServiceHandler(files{e: s.edge}, opts...))
@@ -132,10 +131,12 @@ func (s *Server) startNode(cfg Config, dir string) error {
 
 func (s *Server) startServer() error {
 	ctx, stop := context.WithCancelCause(context.Background())
+	pool := nodeclient.NewPool("")
 	var wg sync.WaitGroup
 	s.undo = append(s.undo, func() {
 		stop(nil)
 		wg.Wait()
+		pool.Close() // when all its connections are idle
 	})
 	var err error
 	if s.IAM, err = iam.New(ctx, iam.Config{Store: s.store}); err != nil {
@@ -144,8 +145,6 @@ func (s *Server) startServer() error {
 	if s.Token, err = s.IAM.Create(ctx, iam.Request{Principal: "user:admin", Project: iam.DefaultProject}); err != nil {
 		return err
 	}
-	pool := nodeclient.NewPool("")
-	s.undo = append(s.undo, pool.Close)
 	w := watcher.New(watcher.Config{Store: s.store, Nodes: pool})
 	api := apiserver.New(apiserver.Config{Store: s.store, IAM: s.IAM, Watcher: w, Version: "test"})
 	for _, part := range []func(context.Context) error{s.IAM.Run, w.Run, api.Run} {
@@ -329,28 +328,5 @@ func (e *edge) cut() {
 	defer e.mu.Unlock()
 	for stop := range e.links {
 		(*stop)(errCut)
-	}
-}
-
-// outward turns errors into their form on the wire.
-type outward struct{}
-
-func (outward) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		resp, err := next(ctx, r)
-		if err != nil {
-			return nil, errwire.ToConnect(err)
-		}
-		return resp, nil
-	}
-}
-
-func (outward) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
-}
-
-func (outward) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		return errwire.ToConnect(next(ctx, conn))
 	}
 }

@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -43,6 +44,10 @@
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifndef SYS_process_mrelease
+#define SYS_process_mrelease 448
+#endif
 
 static const char *error_name(int e)
 {
@@ -170,13 +175,13 @@ static void mounts(void)
 	SYS("umount /dev", SYS_umount2, "/dev", MNT_DETACH);
 	SYS("umount /", SYS_umount2, "/", MNT_DETACH);
 	SYS("pivot_root", SYS_pivot_root, "/", "/tmp");
-	SYS("fsopen", 430, "proc", 0);
-	SYS("fspick", 433, AT_FDCWD, "/proc", 0);
-	SYS("open_tree", 428, AT_FDCWD, "/proc", 1);
-	SYS("move_mount", 429, AT_FDCWD, "/tmp", AT_FDCWD, "/var", 0);
-	SYS("mount_setattr", 442, AT_FDCWD, "/proc/sys", 0, attr, sizeof attr);
-	SYS("fsconfig", 431, 0, 0, "", "", 0);
-	SYS("fsmount", 432, 0, 0, 0);
+	SYS("fsopen", SYS_fsopen, "proc", 0);
+	SYS("fspick", SYS_fspick, AT_FDCWD, "/proc", 0);
+	SYS("open_tree", SYS_open_tree, AT_FDCWD, "/proc", 1);
+	SYS("move_mount", SYS_move_mount, AT_FDCWD, "/tmp", AT_FDCWD, "/var", 0);
+	SYS("mount_setattr", SYS_mount_setattr, AT_FDCWD, "/proc/sys", 0, attr, sizeof attr);
+	SYS("fsconfig", SYS_fsconfig, 0, 0, "", "", 0);
+	SYS("fsmount", SYS_fsmount, 0, 0, 0);
 }
 
 static void kernel_calls(void)
@@ -187,20 +192,20 @@ static void kernel_calls(void)
 	struct timex tx = {.modes = ADJ_SETOFFSET};
 	uint32_t *handle = (void *)buf; /* its size, its type, then the handle */
 
-	SYS("io_uring_setup", 425, 1, buf);
-	SYS("io_uring_enter", 426, 0, 0, 0, 0, 0, 0);
-	SYS("io_uring_register", 427, 0, 0, 0, 0);
-	SYS("bpf", 321, 0, buf, 72);
-	SYS("userfaultfd", 323, 0);
-	SYS("keyctl", 250, 0, -3, 1, 0, 0);
-	SYS("add_key", 248, "user", "k", "v", 1, -3);
-	SYS("request_key", 249, "user", "k", 0, -3);
-	SYS("perf_event_open", 298, buf, 0, -1, -1, 0);
-	SYS("kexec_load", 246, 0, 0, 0, 0);
-	SYS("kexec_file_load", 320, -1, -1, 0, "", 8);
-	SYS("init_module", 175, buf, 1, "");
-	SYS("finit_module", 313, 0, "", 0);
-	SYS("delete_module", 176, "there_is_none", O_NONBLOCK);
+	SYS("io_uring_setup", SYS_io_uring_setup, 1, buf);
+	SYS("io_uring_enter", SYS_io_uring_enter, 0, 0, 0, 0, 0, 0);
+	SYS("io_uring_register", SYS_io_uring_register, 0, 0, 0, 0);
+	SYS("bpf", SYS_bpf, 0, buf, 72);
+	SYS("userfaultfd", SYS_userfaultfd, 0);
+	SYS("keyctl", SYS_keyctl, 0, -3, 1, 0, 0);
+	SYS("add_key", SYS_add_key, "user", "k", "v", 1, -3);
+	SYS("request_key", SYS_request_key, "user", "k", 0, -3);
+	SYS("perf_event_open", SYS_perf_event_open, buf, 0, -1, -1, 0);
+	SYS("kexec_load", SYS_kexec_load, 0, 0, 0, 0);
+	SYS("kexec_file_load", SYS_kexec_file_load, -1, -1, 0, "", 8);
+	SYS("init_module", SYS_init_module, buf, 1, "");
+	SYS("finit_module", SYS_finit_module, 0, "", 0);
+	SYS("delete_module", SYS_delete_module, "there_is_none", O_NONBLOCK);
 	clock_gettime(CLOCK_REALTIME, &now);
 	SYS("clock_settime", SYS_clock_settime, CLOCK_REALTIME, &now);
 	gettimeofday(&tv, NULL);
@@ -222,10 +227,10 @@ static void kernel_calls(void)
 	SYS("sethostname", SYS_sethostname, "x", 1);
 	SYS("setdomainname", SYS_setdomainname, "x", 1);
 	SYS("vhangup", SYS_vhangup);
-	SYS("lookup_dcookie", 212, 0, buf, sizeof buf);
-	SYS("nfsservctl", 180, 0, 0, 0);
-	SYS("move_pages", 279, 1, 0, 0, 0, 0, 0);
-	SYS("migrate_pages", 256, 1, 0, 0, 0);
+	SYS("lookup_dcookie", SYS_lookup_dcookie, 0, buf, sizeof buf);
+	SYS("nfsservctl", SYS_nfsservctl, 0, 0, 0);
+	SYS("move_pages", SYS_move_pages, 1, 0, 0, 0, 0, 0);
+	SYS("migrate_pages", SYS_migrate_pages, 1, 0, 0, 0);
 	SYS("personality no randomisation", SYS_personality, 0x0040000);
 #ifdef __x86_64__
 	SYS("iopl", SYS_iopl, 3);
@@ -312,9 +317,9 @@ static void pid1(void)
 	TRY("ptrace seize", ptrace(PTRACE_SEIZE, 1, 0, 0));
 	TRY("process_vm_readv", process_vm_readv(1, &l, 1, &r, 1, 0));
 	TRY("process_vm_writev", process_vm_writev(1, &l, 1, &r, 1, 0));
-	SYS("pidfd_getfd", 438, fd, 3, 0);
-	SYS("process_madvise", 440, fd, &r, 1, 21, 0);
-	SYS("process_mrelease", 448, fd, 0);
+	SYS("pidfd_getfd", SYS_pidfd_getfd, fd, 3, 0);
+	SYS("process_madvise", SYS_process_madvise, fd, &r, 1, 21, 0);
+	SYS("process_mrelease", SYS_process_mrelease, fd, 0);
 	SYS("prlimit", SYS_prlimit64, 1, RLIMIT_NOFILE, &lim, NULL);
 	SYS("get_robust_list", SYS_get_robust_list, 1, buf, buf + 8);
 }
@@ -528,23 +533,479 @@ static void aio(void)
 	note("aio", "%d\t%s", n, error_name(errno));
 }
 
+/* Notification instances, which the kernel counts by user. */
+static void instances(void)
+{
+	int n = 0;
+
+	while (inotify_init1(IN_CLOEXEC) >= 0)
+		n++;
+	note("instances", "%d\t%s", n, error_name(errno));
+}
+
+/* Processes, sockets and shared memory of others. */
+static void neighbours(void)
+{
+	DIR *d = opendir("/proc");
+	struct dirent *e;
+	char line[1024];
+	FILE *f;
+	int s;
+
+	while (d != NULL && (e = readdir(d)) != NULL)
+		if (e->d_name[0] >= '0' && e->d_name[0] <= '9')
+			note("process", "%s", e->d_name);
+	if (d != NULL)
+		closedir(d);
+	/* Numbers that are somebody's outside. */
+	for (pid_t p = 2; p < 32768; p++)
+		if (p != getpid() && kill(p, 0) == 0)
+			note("can signal", "%d", p);
+	f = fopen("/proc/net/unix", "r");
+	if (f != NULL && fgets(line, sizeof line, f) != NULL)
+		while (fgets(line, sizeof line, f) != NULL)
+			note("socket", "%.*s", (int)strcspn(line, "\n"), line);
+	if (f != NULL)
+		fclose(f);
+	for (int port = 1; port < 65536; port++) {
+		struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+					 .sin_addr = {htonl(INADDR_LOOPBACK)}}, own;
+		socklen_t size = sizeof own;
+
+		s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		/* A socket may meet itself at a port that nobody listens on. */
+		if (connect(s, (void *)&to, sizeof to) == 0 && getsockname(s, (void *)&own, &size) == 0 &&
+		    own.sin_port != to.sin_port)
+			note("port", "%d", port);
+		close(s);
+	}
+	for (int id = 0; id < 256; id++)
+		if (shmat(id, NULL, SHM_RDONLY) != (void *)-1)
+			note("shared memory", "%d", id);
+	f = fopen("/proc/net/dev", "r");
+	while (f != NULL && fgets(line, sizeof line, f) != NULL)
+		if (strchr(line, ':') != NULL) {
+			const char *name = line + strspn(line, " ");
+
+			note("device", "%.*s", (int)strcspn(name, ":"), name);
+		}
+	/* The machine's hypervisor and this machine itself, by its other door. */
+	for (unsigned cid = 0; cid < 4; cid++) {
+		struct { uint16_t family, zero; uint32_t port, cid; char pad[4]; } to = {40, 0, 2024, cid, ""};
+
+		s = socket(40, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (s >= 0 && connect(s, (void *)&to, sizeof to) == 0)
+			note("vsock", "%u", cid);
+		if (s >= 0)
+			close(s);
+	}
+	note("looked", "done");
+}
+
+/* ---- a walk through everything that can be read ---- */
+
+static char **marks;
+static time_t walk_end;
+static long walked, opened;
+static char walk_buf[1 << 20];
+
+static void too_long(int sig)
+{
+	(void)sig;
+}
+
+static int visit(const char *path, const struct stat *st, int type, struct FTW *f)
+{
+	ssize_t n = 0, got;
+	int fd;
+
+	(void)f;
+	if (time(NULL) >= walk_end)
+		return 1;
+	walked++;
+	if (type != FTW_F && type != FTW_SL)
+		return 0;
+	if (S_ISLNK(st->st_mode)) {
+		n = readlink(path, walk_buf, sizeof walk_buf - 1);
+	} else if ((fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)) >= 0) {
+		opened++;
+		alarm(1); /* some give a byte now and then */
+		while (n < (ssize_t)sizeof walk_buf - 1 && (got = read(fd, walk_buf + n, sizeof walk_buf - 1 - (size_t)n)) > 0) {
+			n += got;
+			if (S_ISCHR(st->st_mode))
+				break;
+		}
+		alarm(0);
+		close(fd);
+	}
+	if (n > 0) {
+		walk_buf[n] = 0;
+		for (char **m = marks; *m != NULL; m++)
+			if (memmem(walk_buf, (size_t)n, *m, strlen(*m)) != NULL)
+				note("found", "%s\t%s", path, *m);
+	}
+	/* What it opens for writing outside of its own processes and terminals reaches the machine. */
+	if (S_ISREG(st->st_mode) && strncmp(path, "/dev/", 5) != 0 && (path[6] < '0' || path[6] > '9') &&
+	    strncmp(path, "/proc/self/", 11) != 0 && strncmp(path, "/proc/thread-self/", 18) != 0 &&
+	    (fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0) {
+		note("can write", "%s", path);
+		close(fd);
+	}
+	return 0;
+}
+
+static void walk(const char *seconds, char **what)
+{
+	struct sigaction sa = {.sa_handler = too_long};
+
+	sigaction(SIGALRM, &sa, NULL);
+	marks = what;
+	walk_end = time(NULL) + atoi(seconds);
+	for (const char *const *dir = (const char *const[]){"/proc", "/sys", "/dev", NULL}; *dir != NULL; dir++)
+		note(*dir, "%s", nftw(*dir, visit, 64, FTW_PHYS) == 0 ? "done" : "stopped");
+	note("walked", "%ld\t%ld", walked, opened);
+}
+
+/* ---- races ---- */
+
+/* Whether a process is the platform's: until its exec, a command is. */
+static bool is_platform(pid_t p)
+{
+	char path[64], comm[32] = "";
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%d/comm", p);
+	fd = open_any(path);
+	if (fd < 0)
+		return false;
+	if (read(fd, comm, sizeof comm - 1) < 0)
+		comm[0] = 0;
+	close(fd);
+	return strncmp(comm, "sandsea-", 8) == 0;
+}
+
+/* Goes for everything of the platform that comes by, for a while. */
+static void hunt(const char *seconds)
+{
+	long tries = 0, hits = 0;
+	time_t end = time(NULL) + atoi(seconds);
+
+	while (time(NULL) < end) {
+		DIR *d = opendir("/proc");
+		struct dirent *e;
+
+		while (d != NULL && (e = readdir(d)) != NULL) {
+			static const char *const files[] = {"mem", "maps", "environ", "auxv", "exe"};
+			static const char *const links[] = {"exe", "fd/3", "fd/0", "root", "cwd", "ns/mnt"};
+			char path[64], buf[64];
+			pid_t p = atoi(e->d_name);
+			struct iovec l = {buf, sizeof buf}, r = {(void *)0x400000, sizeof buf};
+			ssize_t got;
+			int fd;
+
+			if (p <= 0 || p == getpid())
+				continue;
+			if (!is_platform(p))
+				continue;
+			tries++;
+			for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+				snprintf(path, sizeof path, "/proc/%d/%s", p, files[i]);
+				fd = open(path, i == 0 ? O_RDWR : O_RDONLY);
+				if (fd < 0)
+					continue;
+				/* Of one that has ended already there is nothing to read. */
+				got = pread(fd, buf, sizeof buf, i == 0 ? 0x400000 : 0);
+				close(fd);
+				if (got <= 0)
+					continue;
+				if (is_platform(p)) {
+					note("got", "%s\t%d", files[i], p);
+					hits++;
+				}
+			}
+			for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+				snprintf(path, sizeof path, "/proc/%d/%s", p, links[i]);
+				if (readlink(path, buf, sizeof buf) > 0 && is_platform(p)) {
+					note("got", "%s\t%d", links[i], p);
+					hits++;
+				}
+			}
+			if (ptrace(PTRACE_SEIZE, p, 0, 0) == 0) {
+				if (is_platform(p)) {
+					note("traced", "%d", p);
+					hits++;
+				}
+				ptrace(PTRACE_DETACH, p, 0, 0);
+			}
+			if (process_vm_readv(p, &l, 1, &r, 1, 0) > 0 && is_platform(p)) {
+				note("read", "%d", p);
+				hits++;
+			}
+			fd = (int)syscall(SYS_pidfd_open, p, 0);
+			if (fd >= 0) {
+				if (syscall(SYS_pidfd_getfd, fd, 3, 0) >= 0 && is_platform(p)) {
+					note("took", "%d", p);
+					hits++;
+				}
+				close(fd);
+			}
+		}
+		if (d != NULL)
+			closedir(d);
+	}
+	note("tries", "%ld", tries);
+	note("hits", "%ld", hits);
+}
+
+/* Exchanges a directory and a symbolic link at a path, for ever. */
+static void swap(const char *path, const char *target)
+{
+	char other[512];
+
+	snprintf(other, sizeof other, "%s.other", path);
+	mkdir(path, 0777);
+	if (symlink(target, other) != 0 && errno != EEXIST) {
+		say("symlink", -1);
+		return;
+	}
+	note("swapping", "done");
+	for (;;)
+		syscall(SYS_renameat2, AT_FDCWD, path, AT_FDCWD, other, 2 /* RENAME_EXCHANGE */);
+}
+
+/* ---- ways out of the root ---- */
+
+static void roots(void)
+{
+	struct stat before, after;
+	int top = open("/", O_RDONLY | O_DIRECTORY);
+
+	fstat(top, &before);
+	mkdir("/tmp/cell", 0755);
+	TRY("chroot", chroot("/tmp/cell"));
+	TRY("fchdir", fchdir(top));
+	for (int i = 0; i < 64; i++)
+		if (chdir("..") != 0)
+			break;
+	TRY("chroot up", chroot("."));
+	stat("/", &after);
+	note("same root", "%s", before.st_dev == after.st_dev && before.st_ino == after.st_ino ? "yes" : "no");
+	TRY("host's proc", open("/proc/1/root/etc/hostname", O_RDONLY));
+	TRY("root of init", chroot("/proc/1/root"));
+	TRY("cwd of init", chdir("/proc/1/cwd"));
+}
+
+/* ---- bombs: each takes all it gets and then keeps it ---- */
+
+static _Noreturn void hold(const char *what, long n)
+{
+	note(what, "%ld\t%s", n, error_name(errno));
+	for (;;)
+		pause();
+}
+
+static void *sleeper(void *arg)
+{
+	pause();
+	return arg;
+}
+
+static void bomb(const char *kind)
+{
+	long n = 0;
+
+	signal(SIGPIPE, SIG_IGN);
+	if (!strcmp(kind, "forks")) {
+		for (;;)
+			if (fork() < 0)
+				usleep(1000);
+	} else if (!strcmp(kind, "zombies")) {
+		for (;;) {
+			pid_t p = fork();
+
+			if (p == 0)
+				_exit(0);
+			if (p < 0)
+				hold(kind, n);
+			n++;
+		}
+	} else if (!strcmp(kind, "threads")) {
+		pthread_t t;
+		pthread_attr_t a;
+
+		pthread_attr_init(&a);
+		pthread_attr_setstacksize(&a, 16384);
+		while (pthread_create(&t, &a, sleeper, NULL) == 0)
+			n++;
+		hold(kind, n);
+	} else if (!strcmp(kind, "memory")) {
+		for (;; n++) {
+			char *p = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+			if (p == MAP_FAILED)
+				hold(kind, n);
+			memset(p, 1, 1 << 20);
+		}
+	} else if (!strcmp(kind, "memory of many")) {
+		for (;; n++) {
+			pid_t p = fork();
+
+			if (p < 0)
+				hold(kind, n);
+			if (p == 0) {
+				char *m = mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+				if (m != MAP_FAILED)
+					memset(m, 1, 2 << 20);
+				pause();
+			}
+		}
+	} else if (!strcmp(kind, "shared memory")) {
+		for (;; n++) {
+			int id = shmget(IPC_PRIVATE, 1 << 20, IPC_CREAT | 0600);
+			char *p = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
+
+			if (p == (void *)-1)
+				hold(kind, n);
+			memset(p, 1, 1 << 20); /* which outlives the process */
+			shmdt(p);
+		}
+	} else if (!strcmp(kind, "descriptors")) {
+		for (;;) {
+			int fd = open("/dev/null", O_RDONLY);
+
+			if (fd >= 0) {
+				n++;
+				continue;
+			}
+			if (errno != EMFILE || fork() < 0)
+				hold(kind, n);
+			syscall(SYS_close_range, 3, ~0u, 0);
+		}
+	} else if (!strcmp(kind, "pipes")) {
+		for (;;) {
+			int fds[2];
+
+			if (pipe2(fds, O_NONBLOCK) != 0)
+				hold(kind, n);
+			fcntl(fds[1], F_SETPIPE_SZ, 1 << 20);
+			while (write(fds[1], walk_buf, sizeof walk_buf) > 0)
+				;
+			n++;
+		}
+	} else if (!strcmp(kind, "sockets")) {
+		for (;;) {
+			int fds[2];
+
+			if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, fds) != 0)
+				hold(kind, n);
+			while (send(fds[0], walk_buf, 65536, 0) > 0)
+				;
+			n++;
+		}
+	} else if (!strcmp(kind, "inodes")) {
+		mkdir("/root/many", 0755);
+		for (;; n++) {
+			char path[64];
+			int fd;
+
+			snprintf(path, sizeof path, "/root/many/%ld-a-name-of-some-length", n);
+			fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+			if (fd < 0)
+				hold(kind, n);
+			close(fd);
+		}
+	} else if (!strcmp(kind, "names")) {
+		/* Each look-up of what is not there is remembered. */
+		for (;; n++) {
+			char path[64];
+			struct stat st;
+
+			snprintf(path, sizeof path, "/root/none-%ld-a-name-of-some-length", n);
+			stat(path, &st);
+		}
+	} else if (!strcmp(kind, "disk")) {
+		int fd = open("/root/big", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+		ssize_t w;
+
+		for (size_t i = 0; i < sizeof walk_buf; i++)
+			walk_buf[i] = (char)(i * 2654435761u >> 13);
+		while ((w = write(fd, walk_buf, sizeof walk_buf)) > 0)
+			n += w;
+		hold(kind, n);
+	} else if (!strcmp(kind, "deep")) {
+		/* A tree deeper than any path. */
+		int error = 0;
+
+		if (chdir("/root") != 0)
+			hold(kind, -1);
+		for (; n < 5000; n++)
+			if (mkdir("d", 0755) != 0 || chdir("d") != 0) {
+				error = errno;
+				break;
+			}
+		errno = error;
+		note(kind, "%ld\t%s", n, error_name(errno));
+	} else if (!strcmp(kind, "output")) {
+		memset(walk_buf, 'y', sizeof walk_buf);
+		for (;;)
+			if (write(1, walk_buf, sizeof walk_buf) < 0)
+				hold(kind, -1);
+	} else if (!strcmp(kind, "files in memory")) {
+		for (;; n++) {
+			int fd = memfd_create("x", 0);
+
+			if (fd < 0 || ftruncate(fd, 1 << 20) != 0 || write(fd, walk_buf, sizeof walk_buf) < 0)
+				hold(kind, n);
+		}
+	} else if (!strcmp(kind, "processor")) {
+		for (;;)
+			n++;
+	}
+	exit(2);
+}
+
+/* Dies with a core, if cores are made. */
+static void crash(void)
+{
+	raise(SIGSEGV);
+}
+
 int main(int argc, char **argv)
 {
-	const char *what = argc > 1 ? argv[1] : "";
+	static const struct { const char *name; void (*run)(void); } plain[] = {
+		{"namespaces", namespaces}, {"mounts", mounts}, {"kernel", kernel_calls}, {"pid1", pid1},
+		{"slow_pid1", slow_pid1}, {"devices", devices}, {"ioctls", ioctls}, {"sockets", sockets},
+		{"descriptors", descriptors}, {"forge", forge}, {"neighbours", neighbours}, {"roots", roots}, {"crash", crash},
+	};
+	static const struct { const char *name; void (*run)(void); } held[] = {
+		{"ptys", ptys}, {"aio", aio}, {"instances", instances},
+	};
+	const char *what = argc > 1 ? argv[1] : "", *arg = argc > 2 ? argv[2] : "";
 
-	if (!strcmp(what, "namespaces")) namespaces();
-	else if (!strcmp(what, "mounts")) mounts();
-	else if (!strcmp(what, "kernel")) kernel_calls();
-	else if (!strcmp(what, "pid1")) pid1();
-	else if (!strcmp(what, "slow_pid1")) slow_pid1();
-	else if (!strcmp(what, "devices")) devices();
-	else if (!strcmp(what, "ioctls")) ioctls();
-	else if (!strcmp(what, "sockets")) sockets();
-	else if (!strcmp(what, "descriptors")) descriptors();
-	else if (!strcmp(what, "forge")) forge();
-	else if (!strcmp(what, "watch_devices")) watch_devices(argv[2]);
-	else if (!strcmp(what, "ptys")) { ptys(); if (argc > 2) sleep(atoi(argv[2])); }
-	else if (!strcmp(what, "aio")) { aio(); if (argc > 2) sleep(atoi(argv[2])); }
-	else return 2;
+	for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+		if (!strcmp(what, plain[i].name)) {
+			plain[i].run();
+			return 0;
+		}
+	for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+		if (!strcmp(what, held[i].name)) {
+			held[i].run();
+			if (*arg)
+				pause(); /* with all it got */
+			return 0;
+		}
+	if (!strcmp(what, "watch_devices"))
+		watch_devices(arg);
+	else if (!strcmp(what, "walk"))
+		walk(arg, argv + 3);
+	else if (!strcmp(what, "hunt"))
+		hunt(arg);
+	else if (!strcmp(what, "swap") && argc > 3)
+		swap(arg, argv[3]);
+	else if (!strcmp(what, "bomb"))
+		bomb(arg);
+	else
+		return 2;
 	return 0;
 }

@@ -445,6 +445,7 @@ func (i *Instance) release(ctx context.Context) error {
 	if err := i.group.Remove(ctx); err != nil {
 		return err
 	}
+	i.b.disown(i.group.ID())
 	i.lease.Give()
 	i.b.forget(i.id)
 	return nil

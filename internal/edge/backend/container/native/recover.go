@@ -57,7 +57,7 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 	if identity != h.Identity {
 		return nil, gone("what is held under its name is another process")
 	}
-	if i.group, err = b.groupOf(id); err != nil {
+	if i.group, err = b.groupOf(h); err != nil {
 		return nil, err // NotFound when it is gone
 	}
 	if i.lease, err = b.cfg.Ranges.Adopt(h.UIDBase); err != nil {
@@ -72,8 +72,10 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 		i.oom = 0 // nobody has looked yet
 	}
 	i.line = newLine(control, i.lineEnded)
+	b.own(i.group.ID())
 	b.register(i)
 	if !b.watch(i) {
+		b.disown(i.group.ID())
 		b.forget(id)
 		return nil, errdefs.New(errdefs.Unavailable, object(id), "the edge is closing")
 	}
@@ -81,8 +83,25 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 }
 
 // Sweep implements backend.Backend. It goes by names: control groups, writable layers and records of output that bear
-// this edge's tag or lie in its data directory. Afterwards every range of user ids that no kept sandbox has is free.
+// this edge's tag or lie in its data directory. A control group is named in the handle of its sandbox, so that what no
+// instance of this Backend uses is nobody's: half of a start, or a process that an edge before had made ready.
+// Afterwards every range of user ids that no kept sandbox has is free.
 func (b *Backend) Sweep(ctx context.Context, keep func(sandbox.ID) bool) error {
+	groups, err := b.cfg.Cgroups.Names()
+	errs := []error{err}
+	// The groups first: with them everything that could still use the rest ends.
+	for _, n := range groups {
+		b.mu.Lock()
+		ours := b.groups[n]
+		b.mu.Unlock()
+		if ours {
+			continue
+		}
+		b.log.Info("sweeping a control group", "group", n)
+		if err := b.cfg.Cgroups.Remove(ctx, n); err != nil {
+			errs = append(errs, fmt.Errorf("sweep: %w", err))
+		}
+	}
 	found := map[sandbox.ID]bool{}
 	collect := func(names []string, err error) error {
 		for _, n := range names {
@@ -90,9 +109,7 @@ func (b *Backend) Sweep(ctx context.Context, keep func(sandbox.ID) bool) error {
 		}
 		return err
 	}
-	errs := []error{
-		collect(b.cfg.Cgroups.Names()), collect(b.cfg.Uppers.Names()), collect(b.records()),
-	}
+	errs = append(errs, collect(b.cfg.Uppers.Names()), collect(b.records()))
 	for id := range found {
 		if keep(id) {
 			continue
@@ -105,10 +122,11 @@ func (b *Backend) Sweep(ctx context.Context, keep func(sandbox.ID) bool) error {
 		return err
 	}
 	b.cfg.Ranges.Settle()
+	b.warm.open()
 	return nil
 }
 
-// sweep removes every trace of one sandbox.
+// sweep removes every trace of one sandbox, whose control group is gone or an instance's.
 func (b *Backend) sweep(ctx context.Context, id sandbox.ID) error {
 	b.log.Info("sweeping a sandbox", "sandbox", id)
 	b.mu.Lock()
@@ -120,9 +138,7 @@ func (b *Backend) sweep(ctx context.Context, id sandbox.ID) error {
 		}
 	}
 	k, _ := b.keeper()
-	// The group first: with it everything that could still use the rest ends.
-	return errors.Join(b.cfg.Cgroups.Remove(ctx, string(id)), releaseKept(ctx, k, id), b.cfg.Uppers.Release(string(id)),
-		b.removeRecord(id))
+	return errors.Join(releaseKept(ctx, k, id), b.cfg.Uppers.Release(string(id)), b.removeRecord(id))
 }
 
 func (b *Backend) records() ([]string, error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -49,55 +48,27 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 		return nil, err
 	}
 
-	i := &Instance{b: b, id: id, hard: hard, limits: l, broke: make(chan struct{}, 1), done: make(chan struct{})}
+	b.warm.open()
+	ended := b.warm.begin(l)
+	defer ended()
 	b.stage("")
-	if i.lease, err = b.cfg.Ranges.Take(); err != nil {
+	sh, err := b.takeShell(ctx, id, l)
+	if err != nil {
 		return nil, err
 	}
-	b.stage("range")
-	u.push(func(context.Context) error { i.lease.Give(); return nil })
-	if i.group, err = b.newGroup(i); err != nil {
-		return nil, err
+	i := &Instance{
+		b: b, id: id, hard: hard, limits: l, lease: sh.lease, group: sh.group, pid: sh.pid, identity: sh.identity,
+		pidfd: sh.pidfd, control: sh.control, line: sh.line, broke: sh.broke, done: make(chan struct{}),
 	}
-	u.push(func(ctx context.Context) error { return i.group.Remove(ctx) }) // whichever it is by then
-	b.stage("cgroup")
+	u.push(func(ctx context.Context) error { return sh.taken.run(ctx) })
 	root, err := b.root(ctx, i, p, &u)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	dev, err := mount.Clone(b.dev, false)
-	if err != nil {
-		return nil, err
-	}
-	defer dev.Close()
-	if err := mount.Idmap(dev, i.lease.UserNS(), mount.ReadOnly); err != nil {
-		return nil, err
-	}
 	i.lease.Mounted()
-	sys, err := mount.Clone(b.sys, false)
-	if err != nil {
-		return nil, err
-	}
-	defer sys.Close()
-
-	b.stage("dev,sys")
-	child, err := b.spawn(ctx, i, spawner.Spec{
-		ID: string(id), Root: root, Dev: dev, Sys: sys, UIDBase: i.lease.Base,
-	})
-	if err != nil {
-		return nil, err
-	}
-	b.stage("spawn")
-	i.pid, i.pidfd, i.control = child.Pid, child.Pidfd, child.Control
-	u.push(func(ctx context.Context) error {
-		err := errors.Join(i.group.Kill(), pidfd.Wait(ctx, i.pidfd))
-		i.pidfd.Close()
-		i.control.Close()
-		return err
-	})
-	if i.identity, err = pidfd.Identity(i.pidfd); err != nil {
-		return nil, err
+	if err := sh.ready(ctx); err != nil {
+		return nil, b.explain(i, err)
 	}
 
 	// The keeper takes its descriptors while the inside is set up: nothing of the workload runs before both are done.
@@ -107,13 +78,13 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 		k, _ := b.keeper()
 		return releaseKept(ctx, k, id)
 	})
+	u.push(sh.kill) // before its root is taken back
 	held := make(chan error, 1)
 	go func() { held <- b.holdInstance(ctx, i) }()
-	i.line = newLine(i.control, i.lineEnded)
-	u.push(func(context.Context) error { return i.line.Close() })
 	setup := wire.Setup{
 		Hostname: p.Hostname, OpenFiles: files, NoNewPrivs: p.NoNewPrivs, Caps: b.cfg.Caps, Filter: b.cfg.Filter,
 		CPUs: b.pin(l.CPUMillis), VisibleCPUs: b.visible(l.CPUMillis), ShmBytes: shmBytes(l.Memory),
+		Root: root,
 	}
 	force, err := i.line.Setup(ctx, setup)
 	b.stage("setup")
@@ -148,86 +119,56 @@ func (b *Backend) root(ctx context.Context, i *Instance, p plan.Plan, u *undo) (
 	b.stage("upper")
 	defer b.stage("overlay")
 	u.push(func(context.Context) error { return b.cfg.Uppers.Release(string(i.id)) })
-	dirs, closeDirs, err := anonymous(compose.Upper{Dir: up.Dir, Work: up.Work})
-	if err != nil {
-		return nil, fmt.Errorf("writable layer of %s: %w", i.id, err)
-	}
-	defer closeDirs() // the overlay has a mount of its own by then
-	return b.cfg.Layers.Overlay(ctx, p.Layers, i.lease.UserNS(), dirs)
+	return b.cfg.Layers.Overlay(ctx, p.Layers, i.lease.UserNS(), compose.Upper{Dir: up.Dir, Work: up.Work})
 }
 
-// anonymous names the directories of a writable layer from a mount that begins at their common parent: the mount table
-// inside shows their paths, and those would tell where the layer lies.
-func anonymous(up compose.Upper) (_ compose.Upper, closeAll func(), err error) {
-	var files []*os.File
-	closeAll = func() { scm.CloseFiles(files) }
-	defer func() {
-		if err != nil {
-			closeAll()
+// takeShell gives a shell in which the limits of this sandbox are in force: one made ahead, or a new one.
+func (b *Backend) takeShell(ctx context.Context, id sandbox.ID, l sandbox.Limits) (*shell, error) {
+	s := b.warm.take(ctx)
+	if s != nil {
+		b.stage("warm")
+		s.group.Serve(string(id))
+		err := s.limit(l)
+		b.stage("limits")
+		if err == nil {
+			return s, nil
 		}
-	}()
-	vol, err := mount.CloneAt(up.Dir, "..", false)
-	if err != nil {
-		return compose.Upper{}, nil, err
+		b.discard(ctx, s)
+		// It may be too large for the limits already, which is for a start of its own to find and to tell.
+		if cerr := context.Cause(ctx); cerr != nil {
+			return nil, fmt.Errorf("start %s: %w", id, cerr)
+		}
 	}
-	files = append(files, vol)
-	dir, err := mount.OpenDir(vol, filepath.Base(up.Dir.Name()))
-	if err != nil {
-		return compose.Upper{}, nil, err
-	}
-	files = append(files, dir)
-	work, err := mount.OpenDir(vol, filepath.Base(up.Work.Name()))
-	if err != nil {
-		return compose.Upper{}, nil, err
-	}
-	files = append(files, work)
-	return compose.Upper{Dir: dir, Work: work}, closeAll, nil
-}
-
-// newGroup makes the control groups of a sandbox, with all limits in force.
-func (b *Backend) newGroup(i *Instance) (*cgroup.Group, error) {
-	g, err := b.cfg.Cgroups.Create(string(i.id), i.limits)
+	s, err := b.newShell(ctx, id, l, b.stage)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.Own(i.lease.Base); err != nil {
-		return nil, errors.Join(fmt.Errorf("control group of %s: %w", i.id, err), g.Remove(context.Background()))
-	}
-	return g, nil
+	s.group.Serve(string(id))
+	return s, nil
 }
 
-// spawn forks PID 1. A spawner that dies meanwhile may or may not have forked: what is in the group is killed, and it
-// is tried once more, in a new group. (The kernel, as of Linux 6.18, kills whatever is cloned into a group whose
-// cgroup.kill was ever used, if it comes from a group where that was used less often.)
-func (b *Backend) spawn(ctx context.Context, i *Instance, s spawner.Spec) (spawner.Child, error) {
-	for try := 0; ; try++ {
-		tasks, err := i.group.Tasks()
-		if err != nil {
-			return spawner.Child{}, err
-		}
-		s.Cgroup, s.Tasks = i.group.V2(), tasks
-		ch, err := b.cfg.Spawner.Spawn(ctx, s)
-		scm.CloseFiles(tasks)
-		if err == nil || try > 0 || ctx.Err() != nil || !errors.Is(err, errdefs.Unavailable) {
-			return ch, err
-		}
-		b.log.Warn("spawner lost, trying again", "sandbox", i.id, "err", err)
-		if err := i.group.Remove(ctx); err != nil {
-			return spawner.Child{}, err
-		}
-		g, err := b.newGroup(i)
-		if err != nil {
-			return spawner.Child{}, err
-		}
-		i.group = g
+// limit puts limits in force.
+func (s *shell) limit(l sandbox.Limits) error {
+	if l.Memory == s.limits.Memory && l.CPUMillis == s.limits.CPUMillis && l.Pids == s.limits.Pids {
+		return nil
 	}
+	if err := s.group.Update(l); err != nil {
+		return err
+	}
+	s.limits = l
+	return nil
 }
 
 // explain adds to a failed start what the kernel knows: a sandbox whose memory is too small for PID 1 says so.
-func (b *Backend) explain(i *Instance, err error) error {
-	if n, oerr := i.group.OOMKills(); oerr == nil && n > 0 {
-		return errdefs.New(errdefs.FailedPrecondition, object(i.id), "out of memory while it started").
-			WithField("limits.memory_bytes", strconv.FormatInt(i.limits.Memory, 10)).WithHint("Ask for more memory").Wrap(err)
+func (b *Backend) explain(i *Instance, err error) error { return b.explainOOM(i.id, i.group, i.limits, err) }
+
+func (b *Backend) explainOOM(id sandbox.ID, g *cgroup.Group, l sandbox.Limits, err error) error {
+	if g == nil {
+		return err
+	}
+	if n, oerr := g.OOMKills(); oerr == nil && n > 0 {
+		return errdefs.New(errdefs.FailedPrecondition, object(id), "out of memory while it started").
+			WithField("limits.memory_bytes", strconv.FormatInt(l.Memory, 10)).WithHint("Ask for more memory").Wrap(err)
 	}
 	return err
 }
@@ -304,6 +245,7 @@ const handleVersion = 1
 type handle struct {
 	Version     int               `json:"version"`
 	ID          sandbox.ID        `json:"id"`
+	Group       string            `json:"group,omitempty"` // its control groups; empty: named as it is itself
 	UIDBase     uint32            `json:"uid_base"`
 	Pid         int               `json:"pid"`
 	Identity    uint64            `json:"identity"` // of the pidfd, unique in this boot
@@ -315,7 +257,7 @@ type handle struct {
 
 func (i *Instance) encode() (backend.Handle, error) {
 	return json.Marshal(handle{
-		Version: handleVersion, ID: i.id, UIDBase: i.lease.Base, Pid: i.pid, Identity: i.identity, Hard: i.hard,
+		Version: handleVersion, ID: i.id, Group: i.group.ID(), UIDBase: i.lease.Base, Pid: i.pid, Identity: i.identity, Hard: i.hard,
 		Limits: i.limits, CPUs: i.cpus, Enforcement: i.enforce,
 	})
 }
@@ -332,8 +274,16 @@ func decodeHandle(id sandbox.ID, raw backend.Handle) (handle, error) {
 }
 
 // groupOf finds the control group of a sandbox from before.
-func (b *Backend) groupOf(id sandbox.ID) (*cgroup.Group, error) {
-	return b.cfg.Cgroups.Find(string(id))
+func (b *Backend) groupOf(h handle) (*cgroup.Group, error) {
+	name := h.Group
+	if name == "" {
+		name = string(h.ID)
+	}
+	g, err := b.cfg.Cgroups.Find(name)
+	if err == nil {
+		g.Serve(string(h.ID))
+	}
+	return g, err
 }
 
 // stage tells a benchmark that a step is done.
