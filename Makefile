@@ -11,7 +11,7 @@ PYTHON := build/venv/bin/python
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 SKIPS := build/skips.txt
 
-.PHONY: help setup build init demo test test-go test-python test-c verify fix generate clean \
+bench robustness.PHONY: help setup build init demo test test-go test-python test-c fuzz verify fix generate clean \
 	verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities \
 	verify-python verify-c
 
@@ -54,6 +54,9 @@ $(PYTHON): sdk/requirements.txt sdk/python/pyproject.toml sdk/libdsec/pyproject.
 	@python3 -m venv build/venv
 	@build/venv/bin/python -m pip install -q -r sdk/requirements.txt -e sdk/python -e sdk/libdsec
 	@touch $@
+
+fuzz: init ## Run every fuzz target for FUZZTIME (10s)
+	@test/fuzz.sh
 
 verify: setup init $(PYTHON) verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities verify-python verify-c ## Everything that can be checked without running it
 	@echo "verify: ok"

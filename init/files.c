@@ -155,10 +155,45 @@ static int look(uint32_t base, const char *path, uint32_t flags, int how_flags)
 	}
 }
 
-/* chmod_here never follows a link that somebody puts there meanwhile: what that leads to is another's choice. */
-static int chmod_here(int dir, const char *name, mode_t mode)
+/* self_path names an open file, for calls that know no descriptors of this kind. */
+static void self_path(int fd, char path[32])
 {
-	return fchmodat(dir, name, mode, 0);
+	char digits[12];
+	size_t at = strlen(strcpy(path, "/proc/self/fd/")), n = 0;
+
+	for (int v = fd; v > 0 || n == 0; v /= 10)
+		digits[n++] = (char)('0' + v % 10);
+	while (n > 0)
+		path[at++] = digits[--n];
+	path[at] = '\0';
+}
+
+/* change_mode sets the mode of what was opened for its name alone. */
+static int change_mode(int fd, mode_t mode)
+{
+	static enum { NOT_ASKED, KNOWN, UNKNOWN } call;
+	char self[32];
+
+	/* A kernel before 6.6, or a filter that does not know the call, does not come as far as the bad descriptor. */
+	if (call == NOT_ASKED)
+		call = syscall(SYS_fchmodat2, -1, "x", 0, 0) < 0 && errno == EBADF ? KNOWN : UNKNOWN;
+	if (call == KNOWN)
+		return (int)syscall(SYS_fchmodat2, fd, "", mode, AT_EMPTY_PATH);
+	self_path(fd, self);
+	return chmod(self, mode);
+}
+
+/* chmod_dir is not led elsewhere by what somebody puts in the directory's place, were it a link of either kind. */
+static int chmod_dir(int dir, const char *name, mode_t mode)
+{
+	int fd = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), err;
+
+	if (fd < 0)
+		return -1;
+	err = change_mode(fd, mode) < 0 ? errno : 0;
+	close(fd);
+	errno = err;
+	return err ? -1 : 0;
 }
 
 static bool is_dots(const char *name)
@@ -241,7 +276,7 @@ static int make_dirs(uint32_t base, const char *path, uint32_t flags, mode_t mod
 
 			if (mkdirat(parent, prefix + start, m) == 0) {
 				++*made;
-				if ((m & 06000) && chmod_here(parent, prefix + start, m) < 0)
+				if ((m & 06000) && chmod_dir(parent, prefix + start, m) < 0)
 					err = errno;
 			} else {
 				err = errno;
@@ -281,6 +316,39 @@ static void unmake_dirs(uint32_t base, char *path, uint32_t made)
 }
 
 /*
+ * is_pseudo tells the file systems whose files are made up for whoever reads them. The edge would see the host's
+ * answers, so the helper reads them itself.
+ */
+static bool is_pseudo(int fd)
+{
+	struct statfs fs;
+
+	if (fstatfs(fd, &fs) < 0)
+		return false;
+	switch ((uint32_t)fs.f_type) {
+	case 0x9fa0:     /* proc */
+	case 0x62656572: /* sysfs */
+	case 0x27e0eb:   /* cgroup */
+	case 0x63677270: /* cgroup2 */
+	case 0x64626720: /* debugfs */
+	case 0x74726163: /* tracefs */
+	case 0x73636673: /* securityfs */
+	case 0xf97cff8c: /* selinuxfs */
+	case 0x19800202: /* mqueue */
+	case 0xcafe4a11: /* bpf */
+	case 0x62656570: /* configfs */
+	case 0x6165676c: /* pstore */
+	case 0x42494e4d: /* binfmt_misc */
+	case 0x6e736673: /* nsfs */
+	case 0x7655821:  /* resctrl */
+	case 0xde5e81e4: /* efivarfs */
+		return true;
+	default:
+		return false;
+	}
+}
+
+/*
  * may_follow is the kernel's rule of fs.protected_symlinks, which holds for what it looks up itself: in a directory that
  * all may write to but not clear, as /tmp, a link is followed only by who made it, or if the directory's owner did.
  */
@@ -288,7 +356,7 @@ static bool may_follow(int dir, const struct stat *link)
 {
 	struct stat st;
 
-	if (link->st_uid != 77777)
+	if (link->st_uid == geteuid())
 		return true;
 	return fstat(dir, &st) == 0 && ((st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == st.st_uid);
 }
@@ -365,9 +433,11 @@ static int find(uint32_t base, char *path, uint32_t flags, mode_t mode, struct p
 			return -err;
 		}
 		if (S_ISLNK(st.st_mode) && !(flags & FW_NOFOLLOW)) {
-			if (!may_follow(p->dir, &st)) {
+			/* The links of /proc say in words what they do not mean. */
+			err = is_pseudo(p->dir) ? ELOOP : may_follow(p->dir, &st) ? 0 : EACCES;
+			if (err) {
 				shut(p->dir);
-				return -EACCES;
+				return -err;
 			}
 			n = readlinkat(p->dir, p->name, link, sizeof(link) - 1);
 			err = n < 0 ? errno : 0;
@@ -413,39 +483,6 @@ static void fill(struct fw_stat *to, const struct stat *st)
 	to->mtime_sec = st->st_mtim.tv_sec;
 	to->mtime_nsec = (uint32_t)st->st_mtim.tv_nsec;
 	to->reserved = 0;
-}
-
-/*
- * is_pseudo tells the file systems whose files are made up for whoever reads them. The edge would see the host's
- * answers, so the helper reads them itself.
- */
-static bool is_pseudo(int fd)
-{
-	struct statfs fs;
-
-	if (fstatfs(fd, &fs) < 0)
-		return false;
-	switch ((uint32_t)fs.f_type) {
-	case 0x9fa0:     /* proc */
-	case 0x62656572: /* sysfs */
-	case 0x27e0eb:   /* cgroup */
-	case 0x63677270: /* cgroup2 */
-	case 0x64626720: /* debugfs */
-	case 0x74726163: /* tracefs */
-	case 0x73636673: /* securityfs */
-	case 0xf97cff8c: /* selinuxfs */
-	case 0x19800202: /* mqueue */
-	case 0xcafe4a11: /* bpf */
-	case 0x62656570: /* configfs */
-	case 0x6165676c: /* pstore */
-	case 0x42494e4d: /* binfmt_misc */
-	case 0x6e736673: /* nsfs */
-	case 0x7655821:  /* resctrl */
-	case 0xde5e81e4: /* efivarfs */
-		return true;
-	default:
-		return false;
-	}
 }
 
 /* copy reads a pseudo file into memory. */
@@ -599,19 +636,14 @@ end:
 /* give_name gives a file without a name one; what stands there is an error. */
 static int give_name(int fd, int dir, const char *name)
 {
-	char self[32] = "/proc/self/fd/", digits[12];
-	size_t at = strlen(self), n = 0;
+	char self[32];
 
 	if (linkat(fd, "", dir, name, AT_EMPTY_PATH) == 0)
 		return 0;
 	if (errno != ENOENT && errno != EPERM && errno != EINVAL)
 		return -errno;
 	/* Kernels before 6.10 ask for a capability; the way through /proc is as old as O_TMPFILE. */
-	for (int v = fd; v > 0 || n == 0; v /= 10)
-		digits[n++] = (char)('0' + v % 10);
-	while (n > 0)
-		self[at++] = digits[--n];
-	self[at] = '\0';
+	self_path(fd, self);
 	return linkat(AT_FDCWD, self, dir, name, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
@@ -920,7 +952,6 @@ static int next_entries(void)
 static int make_dir(void)
 {
 	struct place p;
-	struct stat st;
 	mode_t mode = in.r.mode & 07777;
 	uint32_t made;
 	int err;
@@ -940,8 +971,7 @@ static int make_dir(void)
 		err = -EEXIST;
 	else if (mkdirat(p.dir, p.name, mode) < 0)
 		err = -errno;
-	else if ((mode & 06000) && fstatat(p.dir, p.name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode) &&
-		 chmod_here(p.dir, p.name, mode) < 0)
+	else if ((mode & 06000) && chmod_dir(p.dir, p.name, mode) < 0 && errno != ENOENT && errno != ENOTDIR)
 		err = -errno;
 	if (err == 0)
 		out.a.flags |= FW_DID;
@@ -1119,17 +1149,19 @@ static int set_attributes(void)
 {
 	struct place p;
 	struct stat st;
-	int err = find(in.r.base, path1, in.r.flags & ~FW_PARENTS, 0, &p, NULL);
+	int fd = -1, err = find(in.r.base, path1, in.r.flags & ~FW_PARENTS, 0, &p, NULL);
 
 	if (err < 0)
 		return err;
-	if (fstatat(p.dir, p.name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+	/* All of it is done to one thing, whatever takes its name meanwhile. */
+	fd = openat(p.dir, p.name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0)
 		err = -errno;
-	if (err == 0 && (in.r.flags & FW_SET_OWNER) &&
-	    fchownat(p.dir, p.name, in.r.uid, in.r.gid, AT_SYMLINK_NOFOLLOW) < 0)
+	else if ((in.r.flags & FW_DIRECTORY) && !S_ISDIR(st.st_mode))
+		err = -ENOTDIR;
+	if (err == 0 && (in.r.flags & FW_SET_OWNER) && fchownat(fd, "", in.r.uid, in.r.gid, AT_EMPTY_PATH) < 0)
 		err = -errno;
-	if (err == 0 && (in.r.flags & FW_SET_MODE) && !S_ISLNK(st.st_mode) &&
-	    chmod_here(p.dir, p.name, in.r.mode & 07777) < 0)
+	if (err == 0 && (in.r.flags & FW_SET_MODE) && !S_ISLNK(st.st_mode) && change_mode(fd, in.r.mode & 07777) < 0)
 		err = -errno;
 	if (err == 0 && (in.r.flags & FW_SET_MTIME)) {
 		struct timespec ts[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = in.r.mtime_sec, .tv_nsec = in.r.mtime_nsec}};
@@ -1137,6 +1169,7 @@ static int set_attributes(void)
 		if (utimensat(p.dir, p.name, ts, AT_SYMLINK_NOFOLLOW) < 0)
 			err = -errno;
 	}
+	shut(fd);
 	shut(p.dir);
 	return err;
 }

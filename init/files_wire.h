@@ -49,6 +49,7 @@
 #define FW_SET_OWNER 0x40u
 #define FW_SET_MTIME 0x80u
 #define FW_DEFAULT_MODE 0x100u /* mode is for a new file; an old one keeps its own, and its owner where allowed */
+#define FW_DIRECTORY 0x200u    /* SETATTR: anything but a directory is refused */
 
 /* Flags of an answer. */
 #define FW_MORE 0x1u

@@ -76,6 +76,7 @@ static size_t machine_cpus_size;
 static const char *const masked[] = {
 	"proc/acpi",
 	"proc/asound",
+	"proc/cmdline",
 	"proc/config.gz",
 	"proc/driver",
 	"proc/interrupts",
@@ -317,7 +318,7 @@ static bool attach_given(int mount, const char *name, uint64_t attributes)
 static bool mount_pts(void)
 {
 	/* All sandboxes draw on one number of terminals, kernel.pty.max; of 3,072 none may take the most. */
-	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", NULL};
+	static const char *const options[] = {"ptmxmode", "0666", "mode", "0620", "gid", "5", "max", "256", NULL};
 
 	return place(new_mount("devpts", options, X_ATTR_NOSUID | X_ATTR_NOEXEC), below(stage, "dev/pts", O_DIRECTORY));
 }

@@ -350,6 +350,7 @@ func (s *server) spawn(r request, files []*os.File) (_ Child, executed func() er
 	defer s.reaping.RUnlock()
 	c, err := clone.Start(clone.Spec{
 		Flags:  namespaces,
+		Owner:  r.UIDBase,
 		Cgroup: cgroup,
 		Tasks:  files,
 		Path:   initPath,

@@ -113,8 +113,11 @@ func TestImagesWhoseUserFilesAreTraps(t *testing.T) {
 		{"a device", server.File{Name: "etc/passwd", Device: &[2]int64{1, 5}}},
 		{"a directory", server.File{Name: "etc/passwd/"}},
 		{"huge", server.File{Name: "etc/passwd", Body: strings.Repeat("root:x:0:0::/:/bin/sh\n", 100_000)}},
-		{"nonsense", server.File{Name: "etc/passwd", Body: "root:x:4294967295:-1:\x1b]0;x\x07:../..:\nalice:x:0x0:1e3::/:/\n::::::\nalice\x00:x:1:1::/:/\n"}},
-		{"ids beyond the range", server.File{Name: "etc/passwd", Body: "root:x:0:65536::/:/bin/sh\nalice:x:65536:0::/:/bin/sh\n"}},
+		{"nonsense", server.File{Name: "etc/passwd", Body: "root:x:4294967295:-1:\x1b]0;x\x07:../..:\n" +
+			"alice:x:0x0:1e3::/:/\n::::::\nalice\x00:x:1:1::/:/\n"}},
+		{"ids beyond the range", server.File{
+			Name: "etc/passwd", Body: "root:x:0:65536::/:/bin/sh\nalice:x:65536:0::/:/bin/sh\n",
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			name := "users-" + strings.ReplaceAll(c.name, " ", "-")
@@ -153,7 +156,8 @@ func TestImagesWhoseUserFilesAreTraps(t *testing.T) {
 func TestWhatAnImageSaysOfItselfIsNoPolicy(t *testing.T) {
 	h := attacked(t)
 	plain := h.open(t)
-	const facts = "grep -E '^(Cap|Seccomp|NoNew)' /proc/self/status; grep -c . /proc/self/mountinfo; ulimit -n; cat /proc/sys/kernel/hostname | wc -l"
+	const facts = "grep -E '^(Cap|Seccomp|NoNew)' /proc/self/status; grep -c . /proc/self/mountinfo; ulimit -n; " +
+		"cat /proc/sys/kernel/hostname | wc -l"
 	want := sh(t, plain, facts)
 	for name, cfg := range map[string]*sandseav1.ImageConfig{
 		"a working directory behind a descriptor": {Workdir: "/proc/self/fd/4"},
@@ -213,7 +217,9 @@ func TestWhatAnImageSaysOfItselfIsNoPolicy(t *testing.T) {
 func TestDeviceNodesOfAnImageAreNames(t *testing.T) {
 	h := attacked(t)
 	files := slices.Clone(h.files)
-	for name, numbers := range map[string][2]int64{"mem": {1, 1}, "kmsg": {1, 11}, "port": {1, 4}, "null": {1, 3}, "fuse": {10, 229}, "kvm": {10, 232}} {
+	for name, numbers := range map[string][2]int64{
+		"mem": {1, 1}, "kmsg": {1, 11}, "port": {1, 4}, "null": {1, 3}, "fuse": {10, 229}, "kvm": {10, 232},
+	} {
 		files = append(files, server.File{Name: "srv-" + name, Device: &numbers, Mode: 0o666})
 	}
 	if _, err := h.Import(within(t), "nodes", files, nil); err != nil {
@@ -221,14 +227,16 @@ func TestDeviceNodesOfAnImageAreNames(t *testing.T) {
 	}
 	sb := h.open(t, image("nodes"))
 	for _, user := range []string{"root", "alice"} {
-		cmd := client.Shell("for f in /srv-*; do head -c 1 $f >/dev/null 2>&1 && echo read $f; (echo x > $f) 2>/dev/null && echo wrote $f; cp -a $f /tmp/x 2>/dev/null && echo copied $f; done; true")
+		cmd := client.Shell("for f in /srv-*; do head -c 1 $f >/dev/null 2>&1 && echo read $f; " +
+			"(echo x > $f) 2>/dev/null && echo wrote $f; cp -a $f /tmp/x 2>/dev/null && echo copied $f; done; true")
 		cmd.User = user
 		if res := run(t, sb, cmd); len(res.GetStdout()) > 0 {
 			t.Errorf("as %s: %s", user, res.GetStdout())
 		}
 	}
 	var b bytes.Buffer
-	if _, err := sb.ReadFile(within(t), &sandseav1.ReadFileRequest{Path: "/srv-null"}, &b); !errors.Is(err, errdefs.FailedPrecondition) {
+	_, err := sb.ReadFile(within(t), &sandseav1.ReadFileRequest{Path: "/srv-null"}, &b)
+	if !errors.Is(err, errdefs.FailedPrecondition) {
 		t.Errorf("a file call reads a device: %v", err)
 	}
 }
@@ -248,7 +256,9 @@ func TestSetUserIDProgramsOfAnImageStayInside(t *testing.T) {
 			"security.capability": "\x01\x00\x00\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00\x00\xff\x01\x00\x00",
 		}},
 		// What overlayfs would take for its own.
-		server.File{Name: "srv/x/", Xattrs: map[string]string{"trusted.overlay.opaque": "y", "trusted.overlay.redirect": "/etc"}},
+		server.File{Name: "srv/x/", Xattrs: map[string]string{
+			"trusted.overlay.opaque": "y", "trusted.overlay.redirect": "/etc",
+		}},
 		server.File{Name: "srv/meta", Body: "mine", Xattrs: map[string]string{
 			"trusted.overlay.metacopy": "", "user.overlay.redirect": "/etc/passwd", "trusted.overlay.redirect": "/etc/passwd",
 		}},
@@ -267,7 +277,9 @@ func TestSetUserIDProgramsOfAnImageStayInside(t *testing.T) {
 				t.Errorf("%s has capabilities %s beyond %s", program, f[1], bounding)
 			}
 		}
-		for _, line := range []string{"mount -t tmpfs none /tmp", "mknod /tmp/m c 1 1", "cat /proc/1/environ", "echo x > /proc/sys/kernel/core_pattern"} {
+		for _, line := range []string{
+			"mount -t tmpfs none /tmp", "mknod /tmp/m c 1 1", "cat /proc/1/environ", "echo x > /proc/sys/kernel/core_pattern",
+		} {
 			cmd := client.Argv(program, "sh", "-c", line)
 			cmd.User = "alice"
 			if res := run(t, sb, cmd); res.GetResult().GetExitCode() == 0 {

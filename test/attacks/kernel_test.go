@@ -129,7 +129,8 @@ func TestWhatIsMaskedReadsAsEmpty(t *testing.T) {
 		}
 	}
 	for _, line := range []string{
-		"test ! -e /proc/sysrq-trigger || { echo h > /proc/sysrq-trigger; test -c /proc/sysrq-trigger; }", // what covers it swallows it
+		// What covers it swallows it.
+		"test ! -e /proc/sysrq-trigger || { echo h > /proc/sysrq-trigger; test -c /proc/sysrq-trigger; }",
 		"! echo '|/bin/attack' > /proc/sys/kernel/core_pattern",
 		"! echo 1 > /proc/sys/vm/drop_caches",
 		"! echo 1 > /proc/sys/net/ipv4/ip_forward",

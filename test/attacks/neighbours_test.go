@@ -51,7 +51,7 @@ func TestASandboxSeesNoneOfItsNeighbours(t *testing.T) {
 	} {
 		sh(t, victim, line)
 	}
-	begin(t, victim, client.Shell("exec sleep 600 "+secret+" 2>/dev/null || exec sleep 600"))
+	begin(t, victim, client.Shell("while :; do sleep 1; done; : "+secret))
 	begin(t, victim, client.Shell("mkfifo /tmp/p; while :; do cat /tmp/p | nc -l -p 4242 -s 127.0.0.1; done"))
 	begin(t, victim, client.Argv("/bin/attack", "bomb", "processor"))
 	tries := attack(t, sb, "neighbours")
@@ -70,8 +70,10 @@ func TestASandboxSeesNoneOfItsNeighbours(t *testing.T) {
 			t.Errorf("it reaches %s %s %s", y.name, y.outcome, y.more)
 		}
 	}
-	if out := sh(t, sb, "grep -r -s -l "+secret+" /tmp /dev/shm /root /var /home /srv; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"); strings.Contains(out, secret) &&
-		!strings.Contains(out, "grep") {
+	if out := sh(t, sb, "grep -r -s "+secret[:8]+" /tmp /dev/shm /root /var /home /srv || true"); strings.Contains(out, secret) {
+		t.Errorf("it reads %q", out)
+	}
+	if out := sh(t, sb, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"); strings.Contains(out, secret) {
 		t.Errorf("it reads %q", out)
 	}
 	if out := sh(t, sb, "find / -xdev -type s; find /dev -type s"); out != "" {
@@ -173,7 +175,7 @@ func TestAStrangerWatchesNothing(t *testing.T) {
 	h := attacked(t)
 	victim := openAs(t, h.red)
 	for _, id := range []string{victim.ID, ""} {
-		ctx, done := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, done := context.WithTimeoutCause(t.Context(), 2*time.Second, errors.New("long enough"))
 		defer done()
 		began := make(chan struct{})
 		go func() {

@@ -66,7 +66,9 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 	victim := openAs(t, h.red)
 	sh(t, victim, "echo red > /tmp/mine")
 	number := int64(0)
-	for ev, err := range victim.Start(within(t), &sandseav1.StartRequest{Command: client.Argv("cat"), Detached: true, Stdin: true}) {
+	for ev, err := range victim.Start(within(t), &sandseav1.StartRequest{
+		Command: client.Argv("cat"), Detached: true, Stdin: true,
+	}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +100,8 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 		t.Errorf("one that is not there answers %q, red's %q", never.code, got.code)
 	}
 	after, err := victim.Info(within(t))
-	if err != nil || after.GetState() != before.GetState() || !after.GetExpiresAt().AsTime().Equal(before.GetExpiresAt().AsTime()) {
+	if err != nil || after.GetState() != before.GetState() ||
+		!after.GetExpiresAt().AsTime().Equal(before.GetExpiresAt().AsTime()) {
 		t.Errorf("the sandbox was %v and is %v, %v", before, after, err)
 	}
 	if out := sh(t, victim, "cat /tmp/mine; ls /tmp"); out != "red\nmine\n" {
@@ -253,7 +256,8 @@ func TestAParentOfAnotherProjectGivesNothing(t *testing.T) {
 	h := attacked(t)
 	victim := openAs(t, h.red)
 	sh(t, victim, "echo red > /root/mine")
-	sb, err := h.blue.Create(within(t), spec(func(s *sandseav1.SandboxSpec) { s.Parent = &sandseav1.Parent{Id: victim.ID} }), "")
+	ofRed := func(s *sandseav1.SandboxSpec) { s.Parent = &sandseav1.Parent{Id: victim.ID} }
+	sb, err := h.blue.Create(within(t), spec(ofRed), "")
 	if err != nil {
 		return // refused, which is as well
 	}

@@ -104,10 +104,19 @@ func TestLayersLieInTheirOrderAndTheUpperOnTop(t *testing.T) {
 	// Whiteouts are of OCI layers; in a plain archive such a name is a name.
 	oci, err := server.OCI([][]server.File{
 		{
-			{Name: "l/"}, {Name: "l/all", Body: "workspace"}, {Name: "l/workspace", Body: "lower"}, {Name: "l/dropped", Body: "x"},
-			{Name: "l/dir/"}, {Name: "l/dir/workspace", Body: "w"}, {Name: "l/.wh.gone"},
-			{Name: "l/opaque/"}, {Name: "l/opaque/.wh..wh..opq"}, {Name: "l/opaque/workspace", Body: "w"},
-			{Name: "l/tobefile", Body: "file"}, {Name: "l/tobedir/"}, {Name: "l/tobedir/in", Body: "in"},
+			{Name: "l/"},
+			{Name: "l/all", Body: "workspace"},
+			{Name: "l/workspace", Body: "lower"},
+			{Name: "l/dropped", Body: "x"},
+			{Name: "l/dir/"},
+			{Name: "l/dir/workspace", Body: "w"},
+			{Name: "l/.wh.gone"},
+			{Name: "l/opaque/"},
+			{Name: "l/opaque/.wh..wh..opq"},
+			{Name: "l/opaque/workspace", Body: "w"},
+			{Name: "l/tobefile", Body: "file"},
+			{Name: "l/tobedir/"},
+			{Name: "l/tobedir/in", Body: "in"},
 		},
 		{{Name: "l/"}, {Name: "l/workspace", Body: "workspace"}, {Name: "l/.wh.dropped"}},
 	}, &sandseav1.ImageConfig{Env: []string{"FROM=workspace", "WORK=1"}})
@@ -119,10 +128,14 @@ func TestLayersLieInTheirOrderAndTheUpperOnTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	layer(t, "stack-tool1", []server.File{
-		{Name: "l/"}, {Name: "l/all", Body: "tool1"}, {Name: "l/tool", Body: "tool1"},
-		{Name: "l/suid", Body: "x", Mode: 0o4755}, {Name: "l/hard", Hard: "l/tool"},
+		{Name: "l/"},
+		{Name: "l/all", Body: "tool1"},
+		{Name: "l/tool", Body: "tool1"},
+		{Name: "l/suid", Body: "x", Mode: 0o4755},
+		{Name: "l/hard", Hard: "l/tool"},
 		{Name: "l/xattr", Body: "x", Xattrs: map[string]string{"user.note": "kept"}},
-		{Name: "l/" + strings.Repeat("n", 255), Body: "long"}, {Name: "l/null", Device: &[2]int64{1, 3}, Mode: 0o666},
+		{Name: "l/" + strings.Repeat("n", 255), Body: "long"},
+		{Name: "l/null", Device: &[2]int64{1, 3}, Mode: 0o666},
 	}, nil)
 	layer(t, "stack-tool2", []server.File{{Name: "l/"}, {Name: "l/all", Body: "tool2"}, {Name: "l/tool", Body: "tool2"}}, nil)
 	env := &sandseav1.Environment{Base: "stack-base", Workspace: "stack-workspace", Toolkits: []string{"stack-tool1", "stack-tool2"}}
@@ -207,7 +220,7 @@ func TestAnArchiveThatIsNoneIsRefused(t *testing.T) {
 	s := serve(t)
 	ctx := within(t, 60*time.Second)
 	for name, files := range map[string][]server.File{
-		"dots":          {{Name: "../x", Body: "x"}},
+		"dots":           {{Name: "../x", Body: "x"}},
 		"through a link": {{Name: "l", Link: "/etc"}, {Name: "l/x", Body: "x"}},
 	} {
 		_, err := s.Import(ctx, "hostile", files, nil)

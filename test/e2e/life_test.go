@@ -134,11 +134,11 @@ func TestAnIdThatIsNoneIsInvalidAndOneThatNobodyHasIsNotFound(t *testing.T) {
 	sb := open(t)
 	ctx := within(t, 20*time.Second)
 	for id, want := range map[string]errdefs.Kind{
-		"":                         errdefs.Invalid,
-		"nonsense":                 errdefs.Invalid,
-		sb.ID[:26]:                 errdefs.Invalid,
-		sb.ID + "/../x":            errdefs.Invalid,
-		strings.ToUpper(sb.ID):     errdefs.Invalid,
+		"":                            errdefs.Invalid,
+		"nonsense":                    errdefs.Invalid,
+		sb.ID[:26]:                    errdefs.Invalid,
+		sb.ID + "/../x":               errdefs.Invalid,
+		strings.ToUpper(sb.ID):        errdefs.Invalid,
 		"s" + strings.Repeat("0", 26): errdefs.NotFound,
 	} {
 		h := s.Client.Sandbox(id)
@@ -410,7 +410,7 @@ func TestFileCallsAreUse(t *testing.T) {
 		if _, err := sb.Stat(within(t, 10*time.Second), &sandseav1.StatFileRequest{Path: "/"}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(300 * time.Millisecond) //nolint:forbidigo // time itself is what is tested
+		time.Sleep(300 * time.Millisecond) // time itself is what is tested
 	}
 	if i := info(t, sb); i.GetState() != sandseav1.SandboxState_SANDBOX_STATE_RUNNING {
 		t.Errorf("ended %v", i.GetEnd())

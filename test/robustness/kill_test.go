@@ -347,9 +347,7 @@ func TestWithoutEdgeAndKeeperSandboxesEndAndNothingIsLeft(t *testing.T) {
 			t.Errorf("a call says %v", err)
 		}
 	}
-	if n := groups(t, s); n != 0 {
-		t.Errorf("%d control groups of sandboxes are left", n)
-	}
+	onlyGroups(t, s, 0)
 	serving(t, s, open(t, s), time.Now())
 }
 

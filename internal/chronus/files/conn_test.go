@@ -43,8 +43,9 @@ func TestTheWireIsThatOfTheHelper(t *testing.T) {
 		"SYMLINK": uint64(opSymlink), "LINK": uint64(opLink), "NOFOLLOW": uint64(flagNoFollow),
 		"NOSYMLINKS": uint64(flagNoSymlinks), "PARENTS": uint64(flagParents), "PATHONLY": uint64(flagPathOnly),
 		"REPLACE": uint64(flagReplace), "SET_MODE": uint64(flagSetMode), "SET_OWNER": uint64(flagSetOwner),
-		"SET_MTIME": uint64(flagSetMtime), "DEFAULT_MODE": uint64(flagDefaultMode), "MORE": uint64(flagMore),
-		"DID": uint64(flagDid), "NOT_A_FILE": uint64(flagNotAFile), "PSEUDO": uint64(flagPseudo),
+		"SET_MTIME": uint64(flagSetMtime), "DEFAULT_MODE": uint64(flagDefaultMode), "DIRECTORY": uint64(flagDirectory),
+		"MORE": uint64(flagMore),
+		"DID":  uint64(flagDid), "NOT_A_FILE": uint64(flagNotAFile), "PSEUDO": uint64(flagPseudo),
 		"IDLE_MS": 30000, "PSEUDO_MAX": 16777216,
 	} {
 		if got[name] != want {
@@ -62,7 +63,6 @@ func TestTheWireIsThatOfTheHelper(t *testing.T) {
 
 // fakeHelper answers requests as a test wants.
 type fakeHelper struct {
-	t    *testing.T
 	conn *scm.Conn
 }
 
@@ -84,7 +84,7 @@ func fake(t *testing.T, run ...func(f *fakeHelper)) *Helpers {
 		n++
 		wg.Go(func() {
 			defer conn.Close()
-			do(&fakeHelper{t, conn})
+			do(&fakeHelper{conn})
 		})
 		return mine, nil
 	})

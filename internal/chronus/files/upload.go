@@ -308,7 +308,8 @@ func (u *unpacker) finish(ctx context.Context) error {
 	for i := len(u.dirs) - 1; i >= 0; i-- {
 		d := u.dirs[i]
 		set := request{
-			op: opSetattr, flags: flagNoFollow | flagSetMode | flagSetMtime, path: d.name, mode: d.mode, mtime: d.mtime,
+			op: opSetattr, flags: flagDirectory | flagNoFollow | flagSetMode | flagSetMtime, path: d.name, mode: d.mode,
+			mtime: d.mtime,
 		}
 		if u.owner {
 			set.flags |= flagSetOwner

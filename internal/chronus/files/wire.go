@@ -54,6 +54,7 @@ const (
 	flagSetOwner
 	flagSetMtime
 	flagDefaultMode
+	flagDirectory
 )
 
 // Flags of an answer.

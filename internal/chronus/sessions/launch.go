@@ -353,16 +353,13 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 		return nil, fmt.Errorf("record the output of %s: %w", p.object(), err)
 	}
 	back.push(x.Kill)
-	pid, err := line.Channel.Spawn(ctx, spawn, stdio)
+	_, err = line.Channel.Spawn(ctx, spawn, stdio)
 	if se, ok := errors.AsType[*chronus.StartError](err); ok {
 		return startFailure(s.Command, spawn.Cwd, string(se.Step), se.Errno, se.Interpreter), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", p.object(), err)
 	}
-	p.mu.Lock()
-	p.pid = pid
-	p.mu.Unlock()
 	if mode == inputFeed {
 		t.wg.Go(func() { t.feed(p, s.Input) })
 	}

@@ -115,7 +115,6 @@ type proc struct {
 	exec     Exec      // guarded by mu: until finalized
 	out      []*output // guarded by mu
 	input    *input    // guarded by mu
-	pid      int       // guarded by mu: inside
 	ends     time.Time // guarded by mu: when the time limit comes, by the monotonic clock
 	firedSet bool      // guarded by mu
 	claimed  bool      // guarded by mu: somebody concludes it

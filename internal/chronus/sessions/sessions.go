@@ -108,7 +108,7 @@ type Config struct {
 func Gone(id string, end sandbox.End) error {
 	e := errdefs.New(errdefs.FailedPrecondition, "sandbox "+sandbox.ID(id).Short(), "has ended: %s", describe(end))
 	e.Cause = string(end.Cause)
-	e.Hint = "Create another one"
+	e.Hint = "See: sandsea logs " + sandbox.ID(id).Short()
 	if end.Cause.Infra() {
 		e.Hint = "Platform fault, not the task's. Create again"
 	}
@@ -306,7 +306,7 @@ func (t *Table) takeOver(ctx context.Context, p *proc, h keeper.Held, in chronus
 		x = nil
 	}
 	p.mu.Lock()
-	p.exec, p.pid = x, in.Pid
+	p.exec = x
 	if e := h.Exec; e != nil {
 		for _, s := range e.Streams {
 			o := &output{stream: s.Stream, pipe: s.Pipe, file: s.File, drained: make(chan struct{})}

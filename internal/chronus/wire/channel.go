@@ -63,7 +63,6 @@ type Channel struct {
 // process is what is known of one.
 type process struct {
 	state   uint32 // 0: asked for, no answer yet
-	pid     int32
 	seq     uint32 // of the last request about it
 	queued  bool   // its exit went to the consumer since the last greeting
 	waiters []chan message
@@ -233,7 +232,6 @@ func (c *Channel) take(m message) error {
 		if p.state == 0 || p.state == stateStarting {
 			p.state = stateRunning
 		}
-		p.pid = m.pid
 		p.tell(m)
 		return nil
 	case kindExit:
@@ -337,7 +335,7 @@ func (c *Channel) rosterLocked(m message) error {
 			p = &process{}
 			c.known[number] = p
 		}
-		p.state, p.pid, p.queued = m.state, m.pid, false
+		p.state, p.queued = m.state, false
 		e := chronus.Process{Number: number, Pid: int(m.pid)}
 		if m.state == stateExited {
 			e.Exited, e.Exit = true, m.exit()

@@ -41,7 +41,7 @@ var subtracted = []string{
 
 // absent are calls that answer as in a kernel without them. A node has one table of asynchronous reads and writes
 // (fs.aio-max-nr) for all sandboxes, and each could fill it; databases fall back.
-var absent = []string{}
+var absent = []string{"io_setup"}
 
 // families are the sockets that a sandbox gets: those that programs use and that end at its network namespace. The
 // others are code that opening one may load into the kernel, and AF_VSOCK reaches the machine's own hypervisor.
@@ -58,7 +58,7 @@ var transports = []uint32{unix.IPPROTO_DCCP, unix.IPPROTO_L2TP, unix.IPPROTO_SCT
 
 // ioctls are commands that answer EPERM on whatever descriptor.
 var ioctls = []uint32{
-	0xC0C0586E,     // XFS_IOC_SWAPEXT: swaps the data of two files below every check of their content
+	0xC0C0586D,     // XFS_IOC_SWAPEXT: swaps the data of two files below every check of their content
 	0x40285881,     // XFS_IOC_EXCHANGE_RANGE: its successor
 	0x80585882,     // XFS_IOC_START_COMMIT
 	0x40585883,     // XFS_IOC_COMMIT_RANGE

@@ -13,7 +13,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -486,30 +485,7 @@ static void forge(void)
 	}
 }
 
-/* ---- what is shared by neighbours ---- */
-
-static void watch_devices(const char *seconds)
-{
-	int fd = inotify_init1(IN_NONBLOCK), events = 0;
-	static const char *const paths[] = {"/dev", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/full"};
-	char buf[4096];
-
-	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-		inotify_add_watch(fd, paths[i], IN_OPEN | IN_ACCESS | IN_MODIFY | IN_CLOSE);
-	note("watching", "done");
-	struct pollfd p = {fd, POLLIN, 0};
-	time_t end = time(NULL) + atoi(seconds);
-	while (time(NULL) < end && poll(&p, 1, 200) >= 0) {
-		long n = read(fd, buf, sizeof buf);
-
-		for (long o = 0; o < n;) {
-			struct inotify_event *e = (void *)(buf + o);
-			events++;
-			o += (long)sizeof *e + e->len;
-		}
-	}
-	note("events", "%d", events);
-}
+/* ---- what the kernel counts for all ---- */
 
 static void ptys(void)
 {
@@ -995,9 +971,7 @@ int main(int argc, char **argv)
 				pause(); /* with all it got */
 			return 0;
 		}
-	if (!strcmp(what, "watch_devices"))
-		watch_devices(arg);
-	else if (!strcmp(what, "walk"))
+	if (!strcmp(what, "walk"))
 		walk(arg, argv + 3);
 	else if (!strcmp(what, "hunt"))
 		hunt(arg);
