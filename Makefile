@@ -8,10 +8,10 @@ export PATH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandsea/$(GOTOOLCHAIN)/bin
 
 TOOL := tools/run.sh
 PYTHON := build/venv/bin/python
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION := 0.1.0+$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 SKIPS := build/skips.txt
 
-bench robustness.PHONY: help setup build init demo test test-go test-python test-c fuzz verify fix generate clean \
+.PHONY: help setup build init demo test test-go test-python test-c fuzz verify fix generate clean \
 	verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities \
 	verify-python verify-c
 
@@ -23,7 +23,7 @@ setup: ## Install the Debian packages that are missing
 
 build: setup init ## Build build/sandsea
 	@mkdir -p build
-	go build -trimpath -ldflags "-s -w" -o build/sandsea ./cmd/sandsea
+	go build -trimpath -ldflags "-s -w -X github.com/sandsea/sandsea/internal/version.release=$(VERSION)" -o build/sandsea ./cmd/sandsea
 
 init: setup
 	@$(MAKE) --no-print-directory -C init
