@@ -8,6 +8,7 @@ export PATH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandsea/$(GOTOOLCHAIN)/bin
 
 TOOL := tools/run.sh
 PYTHON := build/venv/bin/python
+VENV := build/venv/.ready
 VERSION := 0.1.0+$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 SKIPS := build/skips.txt
 
@@ -28,7 +29,7 @@ build: setup init ## Build build/sandsea
 init: setup
 	@$(MAKE) --no-print-directory -C init
 
-demo: build $(PYTHON) ## The main job on real input: 64 rollouts, each graded in a fresh sandbox
+demo: build $(VENV) ## The main job on real input: 64 rollouts, each graded in a fresh sandbox
 	@PYTHONUNBUFFERED=1 $(PYTHON) -m demo --binary build/sandsea --out build/demo.json
 
 test: build test-c test-go test-python ## All tests
@@ -43,13 +44,13 @@ test-go: build
 	@mkdir -p build
 	go test -p 2 -timeout 20m -json ./... | go run ./test/testlog -skips $(SKIPS)
 
-test-python: build $(PYTHON)
+test-python: build $(VENV)
 	@echo "test: Python"
 	cd sdk/python && ../../$(PYTHON) -m pytest -q tests
-	cd demo && ../$(PYTHON) -m pytest -q tests
+	$(PYTHON) -m pytest -q demo/tests
 
 # The environment of the SDK's tests: the SDK itself, editable, and the pinned tools of sdk/requirements.txt.
-$(PYTHON): sdk/requirements.txt sdk/python/pyproject.toml sdk/libdsec/pyproject.toml
+$(VENV): sdk/requirements.txt sdk/python/pyproject.toml sdk/libdsec/pyproject.toml
 	@echo "setup: Python environment"
 	@python3 -m venv build/venv
 	@build/venv/bin/python -m pip install -q -r sdk/requirements.txt -e sdk/python -e sdk/libdsec
@@ -58,7 +59,7 @@ $(PYTHON): sdk/requirements.txt sdk/python/pyproject.toml sdk/libdsec/pyproject.
 fuzz: init ## Run every fuzz target for FUZZTIME (10s)
 	@test/fuzz.sh
 
-verify: setup init $(PYTHON) verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities verify-python verify-c ## Everything that can be checked without running it
+verify: setup init $(VENV) verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities verify-python verify-c ## Everything that can be checked without running it
 	@echo "verify: ok"
 
 verify-format:
@@ -104,7 +105,7 @@ verify-c:
 	@echo "verify: C"
 	@$(MAKE) --no-print-directory -C init analyse
 
-fix: setup $(PYTHON) ## Repair what can be repaired: formats, generated code
+fix: setup $(VENV) ## Repair what can be repaired: formats, generated code
 	@$(TOOL) gofumpt -w $$(git ls-files -co --exclude-standard '*.go' | grep -v '\.pb\.go$$\|\.connect\.go$$')
 	@build/venv/bin/ruff check --fix -q sdk demo examples; build/venv/bin/ruff format -q sdk demo examples
 	@tools/generate.sh
