@@ -99,5 +99,6 @@ const void *map_sealed(int fd, size_t min, size_t max, size_t *size);
 extern int events;
 extern bool root_given, sys_given; /* the spawner gave a root, a sysfs */
 uint64_t now_ns(void);
+void default_signals(void);
 
 #endif

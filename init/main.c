@@ -17,6 +17,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include "init.h"
@@ -84,16 +85,29 @@ static bool arrange_descriptors(void)
 	return ok;
 }
 
+/* By the system call: libc keeps 32 to 34 to itself, and who was started by posix_spawn has some of them ignored. */
+void default_signals(void)
+{
+	struct {
+		void (*handler)(int);
+		unsigned long flags;
+		void (*restorer)(void);
+		uint64_t mask;
+	} sa;
+
+	memset(&sa, 0, sizeof sa);
+	for (int i = 1; i <= 64; i++)
+		syscall(SYS_rt_sigaction, i, &sa, NULL, sizeof sa.mask);
+}
+
 /* Every signal has its default disposition, which for PID 1 means that nothing from inside reaches it. */
 static bool prepare_signals(void)
 {
 	struct sigaction sa;
 	sigset_t set;
 
+	default_signals();
 	memset(&sa, 0, sizeof sa);
-	sa.sa_handler = SIG_DFL;
-	for (int i = 1; i < 65; i++)
-		sigaction(i, &sa, NULL);
 	/* Unlike the default, ignoring holds against the namespaces outside too. */
 	sa.sa_handler = SIG_IGN;
 	sigaction(SIGTERM, &sa, NULL);

@@ -151,13 +151,9 @@ static void expendable(void)
 /* What a child sheds of PID 1 before anything else. */
 static bool plain_process(void)
 {
-	struct sigaction sa;
 	sigset_t none;
 
-	memset(&sa, 0, sizeof sa);
-	sa.sa_handler = SIG_DFL;
-	for (int i = 1; i < 65; i++)
-		sigaction(i, &sa, NULL);
+	default_signals();
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	setsid();
