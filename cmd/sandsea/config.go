@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/edge/backend/container/native"
 )
 
 // serverConfig is what the daemons need to know. A flag goes before SANDSEA_*, that before the file, that before the
@@ -30,6 +31,8 @@ type serverConfig struct {
 	CPUOvercommit float64 `toml:"cpu_overcommit"`
 	// MaxSandboxes bounds the node; 0 lets the node's own limits decide.
 	MaxSandboxes int `toml:"max_sandboxes"`
+	// WarmSandboxes is how many sandboxes are made ready ahead of their creates, up to what depends on these.
+	WarmSandboxes int `toml:"warm_sandboxes"`
 }
 
 // The defaults. A sandbox uses a fraction of what it asked for most of the time (spec/dsec.md: 90 % of them below 5 % of a
@@ -37,9 +40,12 @@ type serverConfig struct {
 func defaultServerConfig() serverConfig {
 	return serverConfig{
 		Data: "/var/lib/sandsea", Listen: "127.0.0.1:7070", LogLevel: "info",
-		MemoryOvercommit: 4, CPUOvercommit: 50,
+		MemoryOvercommit: 4, CPUOvercommit: 50, WarmSandboxes: native.DefaultWarm,
 	}
 }
+
+// maxWarm bounds what lies idle.
+const maxWarm = 256
 
 // systemConfig is read when it is there; the working directory never is.
 const systemConfig = "/etc/sandsea/sandsea.toml"
@@ -95,7 +101,7 @@ func decodeConfig(file, text string, cfg *serverConfig) error {
 			break
 		}
 	}
-	known := []string{"data", "listen", "log_level", "memory_overcommit", "cpu_overcommit", "max_sandboxes"}
+	known := []string{"data", "listen", "log_level", "memory_overcommit", "cpu_overcommit", "max_sandboxes", "warm_sandboxes"}
 	e := errdefs.New(errdefs.Invalid, object, "unknown key %s", ui.Text(key)).WithField(key, "")
 	if near := ui.Nearest(key, known); near != "" {
 		return misuse(e.WithHint("Did you mean %s?", near))
@@ -128,6 +134,9 @@ func (c serverConfig) validate() error {
 	}
 	if c.MaxSandboxes < 0 {
 		return bad("max_sandboxes", "max_sandboxes %d is negative", c.MaxSandboxes)
+	}
+	if c.WarmSandboxes < 0 || c.WarmSandboxes > maxWarm {
+		return bad("warm_sandboxes", "warm_sandboxes %d: 0 to %d", c.WarmSandboxes, maxWarm)
 	}
 	return nil
 }

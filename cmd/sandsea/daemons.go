@@ -9,6 +9,7 @@ import (
 
 	sandseainit "github.com/sandsea/sandsea/init"
 	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/linux/monitor"
 	"github.com/sandsea/sandsea/internal/spawner"
 )
 
@@ -20,6 +21,7 @@ func (a *app) keeperCommand() *cobra.Command {
 		Use: "keeper", Short: "Hold descriptors and record output (started by up)", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			relax(cfg.Log)
 			return keeper.Run(cmd.Context(), cfg)
 		},
 	}
@@ -35,6 +37,7 @@ func (a *app) spawnerCommand() *cobra.Command {
 		Use: "spawner", Short: "Fork sandboxes (started by up)", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			relax(cfg.Log)
 			cfg.Init = sandseainit.Binary()
 			return spawner.Run(cmd.Context(), cfg)
 		},
@@ -42,6 +45,13 @@ func (a *app) spawnerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Socket, "socket", "", "where the edge connects")
 	cmd.Flags().StringVar(&cfg.DataID, "data-id", "", "id of the data directory")
 	return cmd
+}
+
+// relax makes a daemon cheaper that works in short bursts, see package monitor. Without it, it only costs more.
+func relax(log *slog.Logger) {
+	if err := monitor.Relax(monitor.Slack); err != nil {
+		log.Debug("the runtime's monitor stays as it is", "err", err)
+	}
 }
 
 // newLog writes to standard error: plain text for people and journals alike.

@@ -131,6 +131,7 @@ func (a *app) endSandboxes(ctx context.Context, dir *dataDir, cfg serverConfig) 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	cfg.WarmSandboxes = 0 // none is to start
 	e, err := openEdge(ctx, dir, cfg, st, log)
 	if err != nil {
 		return 0, err

@@ -98,7 +98,7 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 	}
 	e.onClose(jr.Close)
 
-	be, links, err := e.openBackend(ctx, parts)
+	be, links, err := e.openBackend(ctx, parts, cfg.WarmSandboxes)
 	if err != nil {
 		return nil, err
 	}
@@ -135,8 +135,9 @@ type links struct {
 	roster *sweep.Roster
 }
 
-// openBackend finds or starts the keeper and the spawner, and opens the native backend over them.
-func (e *edge) openBackend(ctx context.Context, p parts) (*native.Backend, links, error) {
+// openBackend finds or starts the keeper and the spawner, and opens the native backend over them, which keeps so many
+// sandboxes warm.
+func (e *edge) openBackend(ctx context.Context, p parts, warm int) (*native.Backend, links, error) {
 	l := links{keeper: runner.NewLink(nil)}
 	if err := e.superviseKeeper(ctx, l.keeper, p.cgroups); err != nil {
 		return nil, l, err
@@ -156,7 +157,7 @@ func (e *edge) openBackend(ctx context.Context, p parts) (*native.Backend, links
 	}
 	be, err := native.New(native.Config{
 		Spawner: spawn, Keeper: l.keeper, Cgroups: p.cgroups, Uppers: p.uppers, Ranges: p.ranges, Layers: p.layers,
-		Filter: filter, Caps: wire.DefaultCaps, Output: e.dir.join("output"), Held: l.roster.Sandbox, Log: e.log,
+		Filter: filter, Caps: wire.DefaultCaps, Output: e.dir.join("output"), Held: l.roster.Sandbox, Warm: warm, Log: e.log,
 	})
 	if err != nil {
 		return nil, l, err
@@ -262,7 +263,7 @@ func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) er
 func (e *edge) serve(ctx context.Context, p parts, room *admission.Admission, st store.Store, m nodeapi.Machine) error {
 	var err error
 	e.api, err = nodeapi.New(nodeapi.Config{
-		Runner: e.runner, Room: room, Builder: p.builder, Identity: e.id, Capabilities: e.caps, Version: version.String(),
+		Runner: e.runner, Room: room, Builder: p.builder, Mounts: p.layers, Identity: e.id, Capabilities: e.caps, Version: version.String(),
 		Now: time.Now, Log: e.log,
 	})
 	if err != nil {

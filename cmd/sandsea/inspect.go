@@ -48,9 +48,13 @@ func (a *app) section(title string, rows ...[2]string) {
 	if len(rows) == 0 {
 		return
 	}
+	width := 12
+	for _, r := range rows {
+		width = max(width, len(r[0]))
+	}
 	fmt.Fprintln(a.io.Out, title)
 	for _, r := range rows {
-		fmt.Fprintf(a.io.Out, "  %-12s %s\n", ui.Text(r[0]), r[1])
+		fmt.Fprintf(a.io.Out, "  %-*s %s\n", width, ui.Text(r[0]), r[1])
 	}
 }
 

@@ -257,26 +257,36 @@ func (a *app) noTerminal() error {
 	return misuse(errdefs.New(errdefs.Invalid, "", "exec -t: %s", why).WithField("tty", "").WithHint("Drop -t"))
 }
 
-// startDetached prints the number of a command that goes on without us; that it could not start comes with the stream.
+// startDetached prints the number of a command that goes on without us. The stream ends when it has begun, so that the
+// list of processes must tell whether it could be started at all.
 func (a *app) startDetached(ctx context.Context, sb *client.Sandbox, req *sandseav1.StartRequest) error {
 	out := &outcome{}
 	for ev, err := range sb.Start(ctx, req) {
 		if err != nil {
 			return err
 		}
-		if err := a.take(out, map[sandseav1.Stream]int64{}, ev); err != nil {
-			return err
+		if p := ev.GetStarted(); p != nil {
+			out.number.Store(p.GetNumber())
 		}
 	}
-	switch {
-	case out.result.GetStartFailure() != nil:
-		return a.finish(finished{sb.ID, "sandsea.exec/1", req.GetCommand().GetArgv(), 0, 0, out})
-	case out.number.Load() == 0:
+	number := out.number.Load()
+	if number == 0 {
 		return errdefs.New(errdefs.Unavailable, "", "the stream ended before the command started")
-	case a.json:
-		return printJSON(a.io.Out, object{{"schema", "sandsea.process/1"}, {"sandbox", sb.ID}, {"number", out.number.Load()}})
 	}
-	fmt.Fprintln(a.io.Out, out.number.Load())
+	procs, err := sb.Processes(ctx)
+	if err != nil {
+		a.io.Note("sandsea: whether process %d runs is not known: %s", number, ui.Text(err.Error()))
+	}
+	for _, p := range procs {
+		if p.GetNumber() == number && p.GetResult().GetStartFailure() != nil {
+			out.result = p.GetResult()
+			return a.finish(finished{sb.ID, "sandsea.exec/1", req.GetCommand().GetArgv(), 0, 0, out})
+		}
+	}
+	if a.json {
+		return printJSON(a.io.Out, object{{"schema", "sandsea.process/1"}, {"sandbox", sb.ID}, {"number", number}})
+	}
+	fmt.Fprintln(a.io.Out, number)
 	return nil
 }
 

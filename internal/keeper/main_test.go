@@ -205,7 +205,6 @@ type child struct {
 	exec   Exec
 	path   string
 	seed   uint64
-	total  int64
 	stderr strings.Builder
 }
 
@@ -234,7 +233,7 @@ func startWriter(t testing.TB, c Client, dir string, k Key, total int64, caps re
 	st, w := newRecord(t, dir, k, record.Stdout)
 	ch := &child{
 		exec: Exec{Key: k, Caps: caps, Streams: []Stream{st}}, path: st.File.Name(),
-		seed: uint64(k.Number), total: total,
+		seed: uint64(k.Number),
 	}
 	if err := c.Record(t.Context(), ch.exec); err != nil {
 		t.Fatal(err)

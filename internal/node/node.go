@@ -13,6 +13,17 @@ type Number uint32
 // MaxNumber is the largest number that an id can carry.
 const MaxNumber Number = 1<<20 - 1
 
+// Registration is a node's own record in the store, written by its edge under a lease and read by every server.
+type Registration struct {
+	Number  Number `json:"number"`
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	Epoch   int64  `json:"epoch"`
+	Boot    string `json:"boot"`
+	Machine string `json:"machine"`
+	DataID  string `json:"data_id"`
+}
+
 // Status tells how well a feature holds.
 type Status string
 

@@ -2,10 +2,12 @@ package robustness
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -234,6 +236,77 @@ func pause(t testing.TB, d time.Duration) {
 
 func since(t time.Time) time.Duration { return time.Since(t).Round(time.Millisecond) }
 
+func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
+	s := begin(t)
+	const lines = 6_000_000 // 45 MiB, within what is kept whole
+	want := sha256.New()
+	for n := 1; n <= lines; n++ {
+		fmt.Fprintln(want, n)
+	}
+	sb := open(t, s, func(s *sandseav1.SandboxSpec) { s.Limits.CpuMillis = 2000 })
+	number := start(t, sb, client.Argv("seq", "1", strconv.Itoa(lines)))
+	got, offset := sha256.New(), int64(0)
+	var p *sandseav1.Process
+	broken := 0
+	follow := func() error {
+		req := &sandseav1.AttachRequest{Number: number, StdoutOffset: offset}
+		for e, err := range sb.Attach(within(t, 60*time.Second), req) {
+			if err != nil {
+				return err
+			}
+			if g := e.GetGap(); g != nil {
+				return fmt.Errorf("bytes are lost: %v", g)
+			}
+			if d := e.GetData(); d != nil {
+				if d.GetOffset() != offset {
+					return fmt.Errorf("a piece at %d after %d bytes", d.GetOffset(), offset)
+				}
+				got.Write(d.GetData())
+				offset += int64(len(d.GetData()))
+			}
+			if e.GetExited() != nil {
+				p = e.GetExited()
+			}
+		}
+		return nil
+	}
+	var g errgroup.Group
+	g.Go(func() error {
+		for p == nil {
+			if err := follow(); err != nil {
+				if broken++; broken > 1000 || !errors.Is(err, errdefs.Unavailable) {
+					return err
+				}
+				pause(t, 20*time.Millisecond)
+			}
+		}
+		return nil
+	})
+	for _, part := range []string{"keeper", "up", "keeper", "keeper"} {
+		pause(t, 100*time.Millisecond)
+		if err := s.Kill(part); err != nil {
+			t.Fatal(err)
+		}
+		if part == "up" {
+			if err := s.Up(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wait.Until(t, 10*time.Second, func() bool { return s.Pid(part) != 0 }, part+" is back")
+		t.Logf("%s killed and back", part)
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if r := p.GetResult(); r.GetExitCode() != 0 || r.GetStdoutBytes() != offset || r.GetTruncated() {
+		t.Errorf("%v, %d bytes read", r, offset)
+	}
+	if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+		t.Errorf("%d bytes, and they are not what was written", offset)
+	}
+	t.Logf("%d MiB whole; the reader was cut off %d times", offset>>20, broken)
+}
+
 func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	s := begin(t)
 	sb := open(t, s)
@@ -361,6 +434,14 @@ func TestSIGTERMLeavesSandboxesAndTheNextStartTakesThemBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.pid = all[0].GetHostPid()
+	gone := open(t, s)
+	goneNumber := start(t, gone, client.Shell("echo last words; exit 3"))
+	if _, _, err := recorded(within(t, 20*time.Second), gone, goneNumber, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.Stop(within(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	// A call that waits is let go, and what it ran goes on (walks A8).
 	var g errgroup.Group
 	g.Go(func() error {
@@ -391,7 +472,17 @@ func TestSIGTERMLeavesSandboxesAndTheNextStartTakesThemBack(t *testing.T) {
 	if err := w.check(t); err != nil {
 		t.Error(err)
 	}
-	w.i = 1
+	// What has ended is remembered, with its output; files work.
+	if end := ended(t, gone, 10*time.Second); end.GetCause() != "stopped" {
+		t.Errorf("ended before: %v", end)
+	}
+	got, p, err := recorded(within(t, 20*time.Second), gone, goneNumber, true)
+	if err != nil || string(got) != "last words\n" || p.GetResult().GetExitCode() != 3 {
+		t.Errorf("ended before: %q, %v, %v", got, p, err)
+	}
+	if _, err := sb.WriteFile(within(t, 20*time.Second), &sandseav1.WriteFileHeader{Path: "/tmp/f"}, strings.NewReader("x")); err != nil {
+		t.Error(err)
+	}
 	if _, err := sb.Run(within(t, 20*time.Second), client.Argv("touch", "/tmp/stop")); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/typo"
 )
 
 // Text makes a foreign string harmless to a terminal: control characters, bidirectional overrides, zero-width characters
@@ -143,32 +144,9 @@ func Took(d time.Duration) string {
 func Nearest(s string, candidates []string) string {
 	best, found := 3, ""
 	for _, c := range candidates {
-		if d := distance(s, c); d < best {
+		if d := typo.Distance(s, c, 2); d < best {
 			best, found = d, c
 		}
 	}
 	return found
-}
-
-// distance is the edit distance with transpositions of neighbours (optimal string alignment).
-func distance(a, b string) int {
-	prev2, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range prev {
-		prev[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		cur[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				cur[j] = min(cur[j], prev2[j-2]+1)
-			}
-		}
-		prev2, prev, cur = prev, cur, prev2
-	}
-	return prev[len(b)]
 }

@@ -134,6 +134,9 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 	t.count(p)
 	t.busy()
 
+	if t.cfg.Starting != nil {
+		defer t.cfg.Starting()()
+	}
 	// From here on the start is decided whether or not its caller stays.
 	lctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), launchTime, errdefs.Deadline)
 	defer stop()

@@ -96,6 +96,8 @@ type Config struct {
 	Memory  Memory
 	// Lookup finds a user by "name", "uid" or "uid:gid" inside the sandbox; NotFound when there is none.
 	Lookup func(ctx context.Context, user string) (User, error)
+	// Starting, when set, is called as a start begins, and what it gives once that start is decided.
+	Starting func() (decided func())
 	// Busy is told the number of running commands after each change. It must not call back.
 	Busy func(running int)
 	// Ended is told each end, after it is remembered. It must not call back.

@@ -178,7 +178,7 @@ var errRefused = errors.New("refused")
 
 // run places the sandbox, round after round while there is no room and time is left.
 func (a *attempt) run(ctx context.Context) (*pb.Sandbox, error) {
-	for round := 0; ; round++ {
+	for {
 		sb, err := a.round(ctx)
 		if !errors.Is(err, errRefused) {
 			return sb, err

@@ -331,7 +331,7 @@ func (s *Server) outward(ctx context.Context, path string, err error) error {
 		}
 		e.Hint = "See " + id + " in the log of sandsea up"
 		err = &e
-	} else if kind == errdefs.Unknown || kind == errdefs.DataLoss {
+	} else if (kind == errdefs.Unknown || kind == errdefs.DataLoss) && ctx.Err() == nil { // a caller who left expects none
 		s.log.Warn("call without a sure outcome", "request", id, "call", path, "principal", caller(ctx).Principal, "err", err)
 	}
 	out := errwire.ToConnect(err)

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/typo"
 )
 
 // notFound says that there is none, what resembles it, and how to see all.
@@ -25,17 +26,18 @@ func near(name string, names []string) []string {
 		name string
 		d    int
 	}
+	const most = 2
 	if len(name) > 256 {
 		return nil
 	}
 	var hits []hit
 	bare, _, _ := strings.Cut(name, ":")
 	for _, n := range names {
-		d := distance(name, n)
+		d := typo.Distance(name, n, most)
 		if b, _, tagged := strings.Cut(n, ":"); tagged {
-			d = min(d, distance(bare, b))
+			d = min(d, typo.Distance(bare, b, most))
 		}
-		if d <= 2 && d < len(name) {
+		if d <= most && d < len(name) {
 			hits = append(hits, hit{n, d})
 		}
 	}
@@ -45,30 +47,4 @@ func near(name string, names []string) []string {
 		out = append(out, h.name)
 	}
 	return out
-}
-
-// distance counts the edits between two short names: insert, delete, replace, swap of neighbours.
-func distance(a, b string) int {
-	if max(len(a)-len(b), len(b)-len(a)) > 2 {
-		return 3
-	}
-	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-		}
-		before, last, row = last, row, before
-	}
-	return last[len(b)]
 }

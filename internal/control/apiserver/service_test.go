@@ -136,7 +136,9 @@ func TestEveryCallOnAnEndedSandboxTellsItsCause(t *testing.T) {
 	}
 	h.edges[0].Forget()
 	until(t, "the end is known", func() bool {
-		return c.list(t, &pb.ListSandboxesRequest{}).GetTotal() == 0
+		return c.list(t, &pb.ListSandboxesRequest{
+			States: []pb.SandboxState{pb.SandboxState_SANDBOX_STATE_ENDED},
+		}).GetTotal() == 1
 	})
 	_, err := c.processes.Run(t.Context(), connect.NewRequest(&pb.RunRequest{Id: sb.GetId()}))
 	e := kindIs(t, errwire.FromConnect(err), errdefs.FailedPrecondition)

@@ -115,9 +115,9 @@ func (e *Edge) Register(ctx context.Context) error {
 	e.mu.Lock()
 	epoch := e.epoch
 	e.mu.Unlock()
-	value, err := json.Marshal(map[string]any{
-		"number": e.cfg.Number, "name": fmt.Sprintf("n%d", e.cfg.Number), "address": "unix:" + e.cfg.Socket, "epoch": epoch,
-		"boot": "b", "machine": "m", "data_id": "d",
+	value, err := json.Marshal(node.Registration{
+		Number: e.cfg.Number, Name: fmt.Sprintf("n%d", e.cfg.Number), Address: "unix:" + e.cfg.Socket, Epoch: epoch,
+		Boot: "b", Machine: "m", DataID: "d",
 	})
 	if err != nil {
 		return err

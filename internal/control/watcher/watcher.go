@@ -55,17 +55,6 @@ const (
 	openFileTop = 1 << 20 // what a node's own refusal decides, not the view
 )
 
-// Registration is a node's own record in the store, written by the edge under its lease.
-type Registration struct {
-	Number  node.Number `json:"number"`
-	Name    string      `json:"name"`
-	Address string      `json:"address"`
-	Epoch   int64       `json:"epoch"`
-	Boot    string      `json:"boot"`
-	Machine string      `json:"machine"`
-	DataID  string      `json:"data_id"`
-}
-
 // Config of a Watcher.
 type Config struct {
 	Store store.Store
@@ -107,8 +96,7 @@ type member struct {
 	first  chan struct{} // closed after the first answer or failure
 	once   sync.Once
 
-	reg         Registration
-	registered  bool
+	reg         node.Registration
 	state       *sandseav1.Node // nil until it answered once
 	caps        node.Capabilities
 	seenAt      time.Time
@@ -180,20 +168,10 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 func (w *Watcher) followNodes(ctx context.Context) error {
-	there := map[node.Number]bool{}
-	rev, err := store.All(ctx, w.store, keys.Nodes, func(p store.Pair) {
-		if n, ok := w.register(ctx, p); ok {
-			there[n] = true
-		}
-	})
+	rev, err := store.All(ctx, w.store, keys.Nodes, func(p store.Pair) { w.register(ctx, p) })
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	for n, m := range w.nodes {
-		m.registered = there[n]
-	}
-	w.mu.Unlock()
 	w.listOnce.Do(func() { close(w.listed) })
 	for e, err := range w.store.Watch(ctx, keys.Nodes, rev) {
 		if err != nil {
@@ -205,11 +183,6 @@ func (w *Watcher) followNodes(ctx context.Context) error {
 		}
 		// The lease lapsed. The node may be cut off from the store only: whether it answers is what its follower sees.
 		if n, ok := keys.ParseNode(e.Key); ok {
-			w.mu.Lock()
-			if m := w.nodes[n]; m != nil {
-				m.registered = false
-			}
-			w.mu.Unlock()
 			w.log.Info("node registration lapsed", "node", n)
 		}
 	}
@@ -217,12 +190,12 @@ func (w *Watcher) followNodes(ctx context.Context) error {
 }
 
 // register takes a registration over, and starts to follow a node that is new or has moved to another address.
-func (w *Watcher) register(ctx context.Context, p store.Pair) (node.Number, bool) {
+func (w *Watcher) register(ctx context.Context, p store.Pair) {
 	n, ok := keys.ParseNode(p.Key)
-	var reg Registration
+	var reg node.Registration
 	if err := json.Unmarshal(p.Value, &reg); !ok || err != nil || reg.Number != n {
 		w.log.Warn("node registration cannot be read", "key", p.Key, "err", err)
-		return 0, false
+		return
 	}
 	if reg.Name == "" {
 		reg.Name = fmt.Sprintf("n%d", n)
@@ -230,19 +203,19 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) (node.Number, bool
 	client, err := w.pool.Client(reg.Address)
 	if err != nil {
 		w.log.Warn("node registration has no usable address", "node", n, "err", err)
-		return 0, false
+		return
 	}
 	w.mu.Lock()
 	m := w.nodes[n]
 	if m != nil && m.client == client {
-		m.reg, m.registered = reg, true
+		m.reg = reg
 		w.publishLocked()
 		w.mu.Unlock()
-		return n, true
+		return
 	}
 	fctx, stop := context.WithCancelCause(ctx)
 	fresh := &member{
-		number: n, client: client, stop: stop, first: make(chan struct{}), reg: reg, registered: true,
+		number: n, client: client, stop: stop, first: make(chan struct{}), reg: reg,
 		sandboxes: map[string]*sandseav1.Sandbox{},
 	}
 	if m != nil { // moved: keep what is known until it answers from its new place
@@ -255,7 +228,6 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) (node.Number, bool
 	w.mu.Unlock()
 	w.log.Info("node registered", "node", n, "name", reg.Name, "address", reg.Address, "epoch", reg.Epoch)
 	w.followers.Go(func() { w.follow(fctx, fresh) })
-	return n, true
 }
 
 // follow keeps one node's part of the picture until ctx ends.

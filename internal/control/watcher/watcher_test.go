@@ -114,7 +114,7 @@ func (w *world) socket(t *testing.T, i int) string {
 	if err != nil || len(page.Pairs) != 1 {
 		t.Fatal(err)
 	}
-	var reg watcher.Registration
+	var reg node.Registration
 	if err := json.Unmarshal(page.Pairs[0].Value, &reg); err != nil {
 		t.Fatal(err)
 	}

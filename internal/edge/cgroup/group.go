@@ -16,9 +16,25 @@ import (
 
 // Group is the control groups of one sandbox, one in each tree, under one name. It holds one descriptor.
 type Group struct {
-	m   *Manager
-	id  string
-	dir *os.File // v2
+	m       *Manager
+	id      string   // its name
+	sandbox string   // what messages call it, if not by its name
+	dir     *os.File // v2
+}
+
+// ID is its name in every tree.
+func (g *Group) ID() string { return g.id }
+
+// Serve says which sandbox lives in a group that was made before there was one, for messages. It is called before any
+// other goroutine knows of the Group.
+func (g *Group) Serve(sandbox string) { g.sandbox = sandbox }
+
+// object is what messages call it.
+func (g *Group) object() string {
+	if g.sandbox != "" {
+		return "sandbox " + g.sandbox
+	}
+	return "sandbox " + g.id
 }
 
 // V2 is the open v2 directory, into which a child can be cloned. It stays the Group's.
@@ -54,7 +70,7 @@ func (g *Group) WaitEmpty(ctx context.Context) error {
 			return err
 		}
 		if err := wait.sleep(ctx); err != nil {
-			return fmt.Errorf("wait for the processes of sandbox %s to end: %w", g.id, err)
+			return fmt.Errorf("wait for the processes of %s to end: %w", g.object(), err)
 		}
 	}
 }
@@ -100,7 +116,7 @@ func (g *Group) OOMKills() (int64, error) {
 	}
 	n, ok, err := cgroupfs.ReadKey(dir, file, "oom_kill")
 	if err == nil && !ok {
-		err = fmt.Errorf("%s of sandbox %s has no oom_kill", file, g.id)
+		err = fmt.Errorf("%s of %s has no oom_kill", file, g.object())
 	}
 	return n, err
 }
@@ -147,7 +163,7 @@ func (g *Group) Usage() (Usage, error) {
 // Update changes the limits in place: all of them, or on an error none. Exhausted when the sandbox uses more memory
 // than it would be allowed.
 func (g *Group) Update(l sandbox.Limits) error {
-	if err := g.m.ready("sandbox "+g.id, l); err != nil {
+	if err := g.m.ready(g.object(), l); err != nil {
 		return err
 	}
 	type old struct {
@@ -228,13 +244,13 @@ func (g *Group) set(dir *os.File, s setting) error {
 		return nil
 	}
 	if cgroupfs.Gone(err) && !cgroupfs.Exists(dir, "cgroup.procs") {
-		return errdefs.New(errdefs.NotFound, "sandbox "+g.id, "its control group is gone").Wrap(err)
+		return errdefs.New(errdefs.NotFound, g.object(), "its control group is gone").Wrap(err)
 	}
 	if cgroupfs.Busy(err) {
-		return errdefs.New(errdefs.Exhausted, "sandbox "+g.id, "%s: it uses more than %s already", s.field, s.value).
+		return errdefs.New(errdefs.Exhausted, g.object(), "%s: it uses more than %s already", s.field, s.value).
 			WithField(s.field, s.value).Wrap(err)
 	}
-	e := missing("sandbox "+g.id, s.feature, fmt.Sprintf("%s cannot be enforced: %v", s.field, err))
+	e := missing(g.object(), s.feature, fmt.Sprintf("%s cannot be enforced: %v", s.field, err))
 	return e.WithField(s.field, "").Wrap(err)
 }
 
@@ -242,11 +258,11 @@ func (g *Group) set(dir *os.File, s setting) error {
 func (g *Group) open(controller string) (*os.File, place, error) {
 	p, ok := g.m.at[controller]
 	if !ok {
-		return nil, p, cannot("sandbox "+g.id, controller, g.m.lacks[controller])
+		return nil, p, cannot(g.object(), controller, g.m.lacks[controller])
 	}
 	dir, err := cgroupfs.OpenAt(p.parent, g.id)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = errdefs.New(errdefs.NotFound, "sandbox "+g.id, "its control group is gone").Wrap(err)
+		err = errdefs.New(errdefs.NotFound, g.object(), "its control group is gone").Wrap(err)
 	}
 	return dir, p, err
 }
@@ -301,9 +317,9 @@ func (g *Group) Exec(number int64, uidBase uint32) (_ *Exec, err error) {
 	name := fmt.Sprintf("e%d", number)
 	if err := cgroupfs.Mkdir(g.dir, name); err != nil && !errors.Is(err, fs.ErrExist) {
 		if cgroupfs.Gone(err) {
-			return nil, errdefs.New(errdefs.NotFound, "sandbox "+g.id, "its control group is gone").Wrap(err)
+			return nil, errdefs.New(errdefs.NotFound, g.object(), "its control group is gone").Wrap(err)
 		}
-		return nil, wrapMkdir(fmt.Sprintf("command %d of sandbox %s", number, g.id), err)
+		return nil, wrapMkdir(fmt.Sprintf("command %d of %s", number, g.object()), err)
 	}
 	e := &Exec{g: g, name: name}
 	defer func() {
@@ -358,7 +374,7 @@ func (e *Exec) Remove() error {
 			return e.Close()
 		}
 		if !cgroupfs.Busy(err) {
-			return fmt.Errorf("remove group of command %s of sandbox %s: %w", e.name, e.g.id, err)
+			return fmt.Errorf("remove group of command %s of %s: %w", e.name, e.g.object(), err)
 		}
 		moved, moveErr := e.evict()
 		if moveErr != nil {
@@ -368,7 +384,7 @@ func (e *Exec) Remove() error {
 			continue
 		}
 		if stop := wait.sleep(ctx); stop != nil {
-			return fmt.Errorf("remove group of command %s of sandbox %s: %w", e.name, e.g.id, stop)
+			return fmt.Errorf("remove group of command %s of %s: %w", e.name, e.g.object(), stop)
 		}
 	}
 }

@@ -11,13 +11,12 @@ import (
 // makes sandbox.MinCPUMillis of it.
 const cpuPeriod = 100_000
 
-// setting is one value in one file of one controller's group.
+// setting is one value in one file of a controller's group.
 type setting struct {
-	controller string
-	file       string
-	value      string
-	field      string // what the request calls it
-	feature    string
+	file    string
+	value   string
+	field   string // what the request calls it
+	feature string
 	// optional settings are skipped when the kernel does not have the file: they are the kernel's default then.
 	optional bool
 }
@@ -32,32 +31,32 @@ func settings(controller string, v2 bool, l sandbox.Limits, swapAccounted bool) 
 	const memory, cpu, pids = "limits.memory_bytes", "limits.cpu_millis", "limits.pids"
 	switch {
 	case controller == "memory" && v2:
-		s := []setting{{controller, "memory.max", num(l.Memory), memory, node.FeatureMemory, false}}
+		s := []setting{{"memory.max", num(l.Memory), memory, node.FeatureMemory, false}}
 		if swapAccounted {
-			s = append(s, setting{controller, "memory.swap.max", "0", memory, node.FeatureMemory, false})
+			s = append(s, setting{"memory.swap.max", "0", memory, node.FeatureMemory, false})
 		}
 		// One task must not die alone and leave a sandbox that is half dead by surprise; which process goes is the
 		// kernel's choice, as on a computer, so memory.oom.group stays 0.
 		return s
 	case controller == "memory":
-		s := []setting{{controller, "memory.limit_in_bytes", num(l.Memory), memory, node.FeatureMemory, false}}
+		s := []setting{{"memory.limit_in_bytes", num(l.Memory), memory, node.FeatureMemory, false}}
 		if swapAccounted {
-			s = append(s, setting{controller, "memory.memsw.limit_in_bytes", num(l.Memory), memory, node.FeatureMemory, false})
+			s = append(s, setting{"memory.memsw.limit_in_bytes", num(l.Memory), memory, node.FeatureMemory, false})
 		}
 		return s
 	case controller == "cpu" && v2:
 		return []setting{
-			{controller, "cpu.max", quota + " " + num(cpuPeriod), cpu, node.FeatureCPU, false},
-			{controller, "cpu.max.burst", "0", cpu, node.FeatureCPU, true},
+			{"cpu.max", quota + " " + num(cpuPeriod), cpu, node.FeatureCPU, false},
+			{"cpu.max.burst", "0", cpu, node.FeatureCPU, true},
 		}
 	case controller == "cpu":
 		return []setting{
-			{controller, "cpu.cfs_period_us", num(cpuPeriod), cpu, node.FeatureCPU, false},
-			{controller, "cpu.cfs_burst_us", "0", cpu, node.FeatureCPU, true},
-			{controller, "cpu.cfs_quota_us", quota, cpu, node.FeatureCPU, false},
+			{"cpu.cfs_period_us", num(cpuPeriod), cpu, node.FeatureCPU, false},
+			{"cpu.cfs_burst_us", "0", cpu, node.FeatureCPU, true},
+			{"cpu.cfs_quota_us", quota, cpu, node.FeatureCPU, false},
 		}
 	default:
-		return []setting{{controller, "pids.max", num(l.Pids), "limits.pids", node.FeaturePids, false}}
+		return []setting{{"pids.max", num(l.Pids), "limits.pids", node.FeaturePids, false}}
 	}
 }
 

@@ -270,7 +270,7 @@ func missing(object, feature, msg string) *errdefs.Error {
 	return e
 }
 
-// Create makes the group of sandbox id with all limits in force. AlreadyExists when there is one, whoever left it;
+// Create makes the group id with all limits in force. AlreadyExists when there is one, whoever left it;
 // Exhausted when the kernel has no room.
 func (m *Manager) Create(id string, l sandbox.Limits) (_ *Group, err error) {
 	if err := checkName(id); err != nil {
@@ -327,7 +327,7 @@ func (m *Manager) Find(id string) (*Group, error) {
 	return &Group{m: m, id: id, dir: dir}, nil
 }
 
-// Names lists, sorted, the ids of sandboxes that have a group in any tree.
+// Names lists, sorted, the groups of sandboxes that there are in any tree.
 func (m *Manager) Names() ([]string, error) {
 	all := map[string]bool{}
 	for _, p := range m.places() {

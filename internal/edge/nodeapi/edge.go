@@ -333,7 +333,11 @@ func (e edgeService) Collect(ctx context.Context, r *connect.Request[nodev1.Coll
 		}
 	}
 	slices.Sort(keep)
-	freed, err := b.Collect(ctx, slices.Compact(keep))
+	keep = slices.Compact(keep)
+	if e.s.cfg.Mounts != nil {
+		e.s.cfg.Mounts.Keep(keep)
+	}
+	freed, err := b.Collect(ctx, keep)
 	if err != nil {
 		return nil, err
 	}

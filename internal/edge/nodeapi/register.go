@@ -181,17 +181,6 @@ func writeGiven(path string, g given) error {
 	return nil
 }
 
-// registration is a node's own record in the store, under its lease.
-type registration struct {
-	Number  node.Number `json:"number"`
-	Name    string      `json:"name"`
-	Address string      `json:"address"`
-	Epoch   int64       `json:"epoch"`
-	Boot    string      `json:"boot"`
-	Machine string      `json:"machine"`
-	DataID  string      `json:"data_id"`
-}
-
 // Register keeps the node registered until ctx ends, and then takes the registration back. ready is called after the
 // first success. A store that is away is asked again; it returns early only when the node was fenced: its epoch in the
 // store has been raised, so that its sandboxes are given up.
@@ -242,7 +231,7 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 			g.Number, g.Epoch).
 			WithHint("Start sandsea edge again")
 	}
-	value, err := json.Marshal(registration{
+	value, err := json.Marshal(node.Registration{
 		Number: id.Number, Name: id.Name, Address: m.Address, Epoch: id.Epoch, Boot: m.Boot, Machine: m.Machine,
 		DataID: m.DataID,
 	})

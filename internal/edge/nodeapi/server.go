@@ -54,11 +54,18 @@ type Builder interface {
 	Uploads() *build.Uploads
 }
 
+// Mounts are the layers that this node has mounted; *compose.Composer is them.
+type Mounts interface {
+	// Keep unmounts all others.
+	Keep(layers []image.Digest)
+}
+
 // Config is what a Server works with.
 type Config struct {
 	Runner       *runner.Runner
 	Room         *admission.Admission
 	Builder      Builder // nil: this node builds nothing
+	Mounts       Mounts  // nil: this node mounts no layers
 	Identity     Identity
 	Capabilities node.Capabilities
 	Version      string

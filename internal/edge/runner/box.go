@@ -93,6 +93,7 @@ type box struct {
 	inst     backend.Instance        // guarded by mu
 	table    *sessions.Table         // guarded by mu: from the first adoption on
 	files    *files.Helpers          // guarded by mu
+	lookups  int                     // guarded by mu: of users inside, ever; those of an earlier edge count as one
 	grant    *admission.Grant        // guarded by mu
 	pending  []sandbox.Action        // guarded by mu: found at recovery, to be performed
 	waiting  int                     // guarded by mu: callers of the create that wait
@@ -238,8 +239,8 @@ func (b *box) newTable() *sessions.Table {
 		ID: string(b.id), Dir: r.cfg.Output, Env: image.MergeEnv(rec.Config.Env, env),
 		User: firstOf(rec.Spec.User, rec.Config.User), Workdir: workdir(rec), Output: rec.Spec.Limits.Output,
 		Keeper: r.cfg.Keeper, Follow: r.follow, Memory: memory{b}, Lookup: b.lookup, Busy: b.idle.commands,
-		Ended: b.commandEnded,
-		Now:   r.cfg.Now, Log: r.cfg.Log,
+		Ended: b.commandEnded, Starting: r.starts.begin,
+		Now: r.cfg.Now, Log: r.cfg.Log,
 	})
 }
 
@@ -262,22 +263,42 @@ func (b *box) plan() plan.Plan {
 	}
 }
 
-// lookup finds a user inside by the sandbox's own files.
+// lookup finds a user inside by the sandbox's own files. It comes before everything that runs or writes there, so that
+// before the first one they are as in the layers.
 func (b *box) lookup(ctx context.Context, user string) (sessions.User, error) {
 	if b.r.cfg.Lookup != nil {
 		return b.r.cfg.Lookup(ctx, b.id, user)
 	}
 	b.mu.Lock()
 	h := b.files
+	if h != nil {
+		b.lookups++
+	}
+	first, key := b.lookups == 1, ""
+	if first {
+		key = userKey(b.rec.Layers, user)
+	}
 	b.mu.Unlock()
 	if h == nil {
 		return sessions.User{}, errdefs.New(errdefs.Unavailable, b.object(), "is not ready yet")
 	}
-	u, err := h.LookupUser(ctx, user)
+	if first {
+		if u, ok := b.r.users.get(key); ok {
+			return u, nil
+		}
+	}
+	found, err := h.LookupUser(ctx, user)
 	if err != nil {
 		return sessions.User{}, err
 	}
-	return sessions.User{IDs: u.IDs, Name: u.Name, Home: u.Home}, nil
+	u := sessions.User{IDs: found.IDs, Name: found.Name, Home: found.Home}
+	b.mu.Lock()
+	alone := b.lookups == 1 // else somebody may have run meanwhile, and written what was read here
+	b.mu.Unlock()
+	if alone {
+		b.r.users.put(key, u)
+	}
+	return u, nil
 }
 
 // wentIdle ends the sandbox because of its idle limit.

@@ -15,6 +15,9 @@ import (
 const (
 	commitMost  = 128
 	commitLimit = 10 * time.Second
+	// markPause is how long the journal may not know of ends that the store has: told again after a crash, they change
+	// nothing, so that one write for many will do.
+	markPause = time.Second
 )
 
 // enqueue hands an ended sandbox to the committer.
@@ -31,7 +34,20 @@ func (r *Runner) enqueue(b *box) {
 // commitLoop tells the store of ends, all that gathered while the last transaction was in flight in one, at most
 // commitMost. What the store does not take waits and is told again.
 func (r *Runner) commitLoop() {
+	var told []*box // the store has their ends, the journal does not know
+	var due <-chan time.Time
+	mark := func() {
+		if err := r.markStored(told); err != nil {
+			r.cfg.Log.Warn("remember that the store has ends", "ends", len(told), "err", err)
+			return // after a restart they are told again
+		}
+		told, due = nil, nil
+	}
+	defer mark()
 	for wait := retryFirst; ; {
+		if len(told) >= commitMost {
+			mark()
+		}
 		r.mu.Lock()
 		batch := slices.Clone(r.backlog[:min(len(r.backlog), commitMost)])
 		r.mu.Unlock()
@@ -39,11 +55,24 @@ func (r *Runner) commitLoop() {
 			select {
 			case <-r.commits:
 				continue
+			case <-due:
+				due = nil
+				mark()
+				if len(told) > 0 {
+					due = time.After(markPause)
+				}
+				continue
 			case <-r.ctx.Done():
 				return
 			}
 		}
 		err := r.commitBatch(batch)
+		if err == nil {
+			told = append(told, batch...)
+			if due == nil {
+				due = time.After(markPause)
+			}
+		}
 		for _, b := range batch {
 			b.tellStored()
 		}
@@ -94,11 +123,16 @@ func (r *Runner) commitBatch(batch []*box) error {
 	for _, b := range batch {
 		ended = append(ended, b.snapshot(r.cfg.Now()))
 	}
-	if err := r.cfg.Record(ctx, ended); err != nil {
-		return err
+	return r.cfg.Record(ctx, ended)
+}
+
+// markStored remembers that the store has these ends: only then may they be forgotten.
+func (r *Runner) markStored(told []*box) error {
+	if len(told) == 0 {
+		return nil
 	}
-	recs := make([]journal.Record, 0, len(batch))
-	for _, b := range batch {
+	recs := make([]journal.Record, 0, len(told))
+	for _, b := range told {
 		b.mu.Lock()
 		rec := b.rec
 		b.mu.Unlock()
@@ -110,9 +144,9 @@ func (r *Runner) commitBatch(batch []*box) error {
 		recs = append(recs, journal.Record{Key: journal.Key{Kind: kindSandbox, Name: string(b.id)}, Data: data})
 	}
 	if err := r.cfg.Journal.PutAll(recs...); err != nil {
-		return err // they are told again, which changes nothing
+		return err
 	}
-	for _, b := range batch {
+	for _, b := range told {
 		b.mu.Lock()
 		b.rec.Stored = true
 		b.mu.Unlock()

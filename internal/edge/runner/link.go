@@ -12,7 +12,8 @@ import (
 	"github.com/sandsea/sandsea/internal/record"
 )
 
-// Link is a keeper.Client that outlives keepers: Set exchanges the one below. Without one, calls are Unavailable.
+// Link is a keeper.Client that outlives keepers: Set exchanges the one below. A call to one that died waits a little for
+// the next one; without any, calls are Unavailable.
 type Link struct {
 	mu   sync.Mutex
 	c    keeper.Client // guarded by mu
@@ -41,99 +42,101 @@ func (l *Link) Set(c keeper.Client) {
 	l.news = make(chan struct{})
 }
 
-func (l *Link) client() (keeper.Client, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.c == nil || l.shut {
-		return nil, errdefs.New(errdefs.Unavailable, "keeper", "it is being started again")
+// successorLimit is how long a call waits for the keeper that follows one that died.
+const successorLimit = 5 * time.Second
+
+// do calls f with the keeper. A keeper that died has a successor within a moment, and a repeat is a no-op to it: the call
+// waits and is made again.
+func (l *Link) do(ctx context.Context, f func(keeper.Client) error) error {
+	for {
+		l.mu.Lock()
+		c, news, shut := l.c, l.news, l.shut
+		l.mu.Unlock()
+		if c == nil || shut {
+			return errdefs.New(errdefs.Unavailable, "keeper", "it is being started again")
+		}
+		err := f(c)
+		if !errors.Is(err, errdefs.Unavailable) || !dead(c) {
+			return err
+		}
+		timer := time.NewTimer(successorLimit)
+		select {
+		case <-news:
+			timer.Stop()
+		case <-timer.C:
+			return err
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
 	}
-	return l.c, nil
+}
+
+// dead reports whether the connection below has ended.
+func dead(c keeper.Client) bool {
+	d, ok := c.(interface{ Done() <-chan struct{} })
+	if !ok {
+		return false
+	}
+	select {
+	case <-d.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // Hold implements keeper.Client, as all that follow.
 func (l *Link) Hold(ctx context.Context, s keeper.Sandbox) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Hold(ctx, s)
+	return l.do(ctx, func(c keeper.Client) error { return c.Hold(ctx, s) })
 }
 
 func (l *Link) Record(ctx context.Context, e keeper.Exec) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Record(ctx, e)
+	return l.do(ctx, func(c keeper.Client) error { return c.Record(ctx, e) })
 }
 
 func (l *Link) Rearm(ctx context.Context, k keeper.Key, hard time.Time, remaining time.Duration) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Rearm(ctx, k, hard, remaining)
+	return l.do(ctx, func(c keeper.Client) error { return c.Rearm(ctx, k, hard, remaining) })
 }
 
 func (l *Link) Suspend(ctx context.Context, sandbox string) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Suspend(ctx, sandbox)
+	return l.do(ctx, func(c keeper.Client) error { return c.Suspend(ctx, sandbox) })
 }
 
 func (l *Link) Continue(ctx context.Context, sandbox string) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Continue(ctx, sandbox)
+	return l.do(ctx, func(c keeper.Client) error { return c.Continue(ctx, sandbox) })
 }
 
 func (l *Link) Retain(ctx context.Context, k keeper.Key, s record.Stream, from int64) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Retain(ctx, k, s, from)
+	return l.do(ctx, func(c keeper.Client) error { return c.Retain(ctx, k, s, from) })
 }
 
 // Pin implements keeper.Pinner; a keeper that cannot pin keeps nothing longer.
 func (l *Link) Pin(ctx context.Context, k keeper.Key, s record.Stream, r record.Range) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	p, ok := c.(keeper.Pinner)
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return p.Pin(ctx, k, s, r)
+	return l.do(ctx, func(c keeper.Client) error {
+		p, ok := c.(keeper.Pinner)
+		if !ok {
+			return errors.ErrUnsupported
+		}
+		return p.Pin(ctx, k, s, r)
+	})
 }
 
 func (l *Link) CloseInput(ctx context.Context, k keeper.Key) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.CloseInput(ctx, k)
+	return l.do(ctx, func(c keeper.Client) error { return c.CloseInput(ctx, k) })
 }
 
 func (l *Link) Release(ctx context.Context, k keeper.Key) error {
-	c, err := l.client()
-	if err != nil {
-		return err
-	}
-	return c.Release(ctx, k)
+	return l.do(ctx, func(c keeper.Client) error { return c.Release(ctx, k) })
 }
 
 func (l *Link) Roster(ctx context.Context) ([]keeper.Held, error) {
-	c, err := l.client()
-	if err != nil {
-		return nil, err
-	}
-	return c.Roster(ctx)
+	var held []keeper.Held
+	err := l.do(ctx, func(c keeper.Client) (err error) {
+		held, err = c.Roster(ctx)
+		return err
+	})
+	return held, err
 }
 
 // Events goes on with the next keeper when one ends; it ends with Close.

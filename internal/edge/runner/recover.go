@@ -70,6 +70,7 @@ func (r *Runner) Load() error {
 			}
 		}
 		b := newBox(r, rec)
+		b.lookups = 1 // something may have run
 		close(b.built)
 		if rec.State != sandbox.Creating {
 			close(b.started)
@@ -391,14 +392,15 @@ func (r *Runner) Keep(ctx context.Context, c keeper.Client) error {
 		return nil // this edge is leaving: the next one takes over what the keeper holds
 	default:
 	}
-	if l, ok := r.cfg.Keeper.(*Link); ok {
-		l.Set(c)
-	}
 	var errs []error
 	if k, ok := r.cfg.Backend.(interface {
 		Keep(context.Context, keeper.Client) error
 	}); ok {
 		errs = append(errs, k.Keep(ctx, c))
+	}
+	// Only now, since a command is refused by a keeper that does not hold its sandbox.
+	if l, ok := r.cfg.Keeper.(*Link); ok {
+		l.Set(c)
 	}
 	for _, b := range r.list() {
 		b.mu.Lock()

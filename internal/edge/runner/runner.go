@@ -100,6 +100,8 @@ type Runner struct {
 	stop        context.CancelCauseFunc
 	wg          sync.WaitGroup
 	commits     chan struct{} // capacity 1: there is a backlog
+	users       users
+	starts      traffic // of sandboxes and commands
 
 	mu      sync.Mutex
 	boxes   map[sandbox.ID]*box // guarded by mu
@@ -231,6 +233,7 @@ func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 		e.Kind = errdefs.Refused
 		return Snapshot{}, e
 	}
+	defer r.starts.begin()()
 	now := r.cfg.Now().UTC()
 	spec := q.Spec
 	spec.Limits = spec.Limits.On(r.cfg.Capabilities)
@@ -274,6 +277,9 @@ func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 	r.wg.Go(func() {
 		defer cancel(nil)
 		r.build(bctx, b)
+		b.mu.Lock()
+		b.cancel = nil // it holds the caller's whole request, and the box stays for a day
+		b.mu.Unlock()
 	})
 	return r.await(ctx, b)
 }
@@ -718,6 +724,7 @@ func (r *Runner) undo(b *box) error {
 
 // kill ends every process, and the commands' stories.
 func (r *Runner) kill(b *box) error {
+	r.starts.yield(yieldLimit)
 	b.mu.Lock()
 	inst, table, end, grace := b.inst, b.table, b.rec.End, b.rec.Grace
 	b.mu.Unlock()

@@ -86,13 +86,12 @@ type Daemon[C Conn] struct {
 	up   bool     // conn is one; guarded by mu
 	proc *os.File // pidfd of the process conn is of; guarded by mu
 	pid  int      // guarded by mu
-	news chan struct{}
 }
 
 // Start adopts the process or starts it, connects, and supervises it from then on. It returns when OnConnect has, or
 // with what stood in the way.
 func Start[C Conn](ctx context.Context, cfg Config[C]) (*Daemon[C], error) {
-	d := &Daemon[C]{cfg: cfg, news: make(chan struct{})}
+	d := &Daemon[C]{cfg: cfg}
 	d.ctx, d.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if err := d.ensure(ctx); err != nil {
 		d.cancel(err)
@@ -100,36 +99,6 @@ func Start[C Conn](ctx context.Context, cfg Config[C]) (*Daemon[C], error) {
 	}
 	d.gone.Go(d.supervise)
 	return d, nil
-}
-
-// Conn is the present connection; Unavailable while the process is being started anew.
-func (d *Daemon[C]) Conn() (C, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.up {
-		var none C
-		return none, errdefs.New(errdefs.Unavailable, d.cfg.Name, "it is being started again")
-	}
-	return d.conn, nil
-}
-
-// Wait waits for a connection.
-func (d *Daemon[C]) Wait(ctx context.Context) (C, error) {
-	for {
-		d.mu.Lock()
-		conn, up, news := d.conn, d.up, d.news
-		d.mu.Unlock()
-		if up {
-			return conn, nil
-		}
-		select {
-		case <-news:
-		case <-d.ctx.Done():
-			return conn, errdefs.New(errdefs.Unavailable, d.cfg.Name, "it is supervised no more")
-		case <-ctx.Done():
-			return conn, context.Cause(ctx)
-		}
-	}
 }
 
 // Pid is the process's number, 0 while there is none.
@@ -147,11 +116,6 @@ func (d *Daemon[C]) Close() error {
 	d.cancel(errClosed)
 	d.gone.Wait()
 	return d.disconnect()
-}
-
-// Stop ends the supervision and the process.
-func (d *Daemon[C]) Stop(ctx context.Context) error {
-	return errors.Join(d.Close(), Stop(ctx, d.cfg.Socket, d.cfg.Cgroup))
 }
 
 func (d *Daemon[C]) disconnect() error {
@@ -207,8 +171,6 @@ func (d *Daemon[C]) connect(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.conn, d.proc, d.pid, d.up = conn, proc, pid, true
-	close(d.news)
-	d.news = make(chan struct{})
 	return nil
 }
 

@@ -259,21 +259,34 @@ func (s *subvolumes) destroy(dir *os.File, name string) error {
 	return nil
 }
 
-// collect forgets the counts of what was destroyed, where the kernel does not by itself.
+// busyMost is how many counts in a row may be busy before the rest of them is left for later: the kernel frees what was
+// destroyed in order.
+const busyMost = 4
+
+// collect forgets the counts of what was destroyed, where the kernel does not by itself. It is worth its calls only now
+// and then, for many at once.
 func (s *subvolumes) collect() bool {
 	s.mu.Lock()
 	ids := s.spent
 	s.spent = nil
 	s.mu.Unlock()
 	var busy []uint64
-	for _, id := range ids {
+	row := 0
+	for i, id := range ids {
+		if row == busyMost {
+			busy = append(busy, ids[i:]...)
+			break
+		}
 		if btrfs.Busy(btrfs.DropCount(s.dir, id)) {
 			busy = append(busy, id)
+			row++
+			continue
 		}
+		row = 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.spent = append(s.spent, busy...)
+	s.spent = append(busy, s.spent...)
 	return len(s.spent) > 0
 }
 

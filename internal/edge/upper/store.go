@@ -450,17 +450,18 @@ func (s *Store) fillPool(ctx context.Context) {
 	}
 }
 
-// emptyTrash removes what was given back.
+// emptyTrash removes what was given back, and once a second as long as there is something what that left behind.
 func (s *Store) emptyTrash(ctx context.Context) {
 	var again <-chan time.Time
 	for {
+		timed := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.empty:
 		case <-again:
+			again, timed = nil, true
 		}
-		again = nil
 		names, err := dirfd.Names(s.trash)
 		for _, n := range names {
 			if ctx.Err() != nil {
@@ -473,7 +474,11 @@ func (s *Store) emptyTrash(ctx context.Context) {
 		if err != nil {
 			s.log.Warn("a writable layer is not gone yet", "err", err)
 		}
-		if more := s.v.collect(); more || err != nil {
+		more := err != nil || !timed && len(names) > 0
+		if timed && s.v.collect() {
+			more = true
+		}
+		if more && again == nil {
 			again = time.After(retryPause)
 		}
 	}

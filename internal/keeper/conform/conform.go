@@ -73,7 +73,6 @@ type world struct {
 
 	mu     sync.Mutex
 	events []keeper.Event // of the present connection; guarded by mu
-	ended  error          // why they ended; guarded by mu
 }
 
 func (w *world) connect() {
@@ -81,15 +80,13 @@ func (w *world) connect() {
 	c := w.dial(w.t)
 	w.t.Cleanup(func() { _ = c.Close() })
 	w.mu.Lock()
-	w.c, w.events, w.ended = c, nil, nil
+	w.c, w.events = c, nil
 	w.mu.Unlock()
 	go func() {
 		for e, err := range c.Events() {
 			w.mu.Lock()
 			if w.c == c && err == nil {
 				w.events = append(w.events, e)
-			} else if w.c == c {
-				w.ended = err
 			}
 			w.mu.Unlock()
 		}

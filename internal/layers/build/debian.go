@@ -22,6 +22,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/linux/confine"
+	"github.com/sandsea/sandsea/internal/typo"
 )
 
 const (
@@ -603,7 +604,7 @@ func near(name string, names map[string]struct{}) []string {
 	var out []string
 	best := 2
 	for n := range names {
-		if d := distance(name, n, best); d <= best {
+		if d := typo.Distance(name, n, best); d <= best {
 			if d < best {
 				best, out = d, out[:0]
 			}
@@ -614,39 +615,6 @@ func near(name string, names map[string]struct{}) []string {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 	})
 	return out[:min(len(out), 3)]
-}
-
-// distance counts the letters to insert, drop, change or swap; above most it stops counting.
-func distance(a, b string, most int) int {
-	if len(a)-len(b) > most || len(b)-len(a) > most {
-		return most + 1
-	}
-	var before []int
-	last := make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := range len(a) {
-		row := make([]int, len(b)+1)
-		row[0] = i + 1
-		lowest := row[0]
-		for j := range len(b) {
-			change := last[j]
-			if a[i] != b[j] {
-				change++
-			}
-			row[j+1] = min(change, last[j+1]+1, row[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				row[j+1] = min(row[j+1], before[j-1]+1)
-			}
-			lowest = min(lowest, row[j+1])
-		}
-		if lowest > most {
-			return most + 1
-		}
-		before, last = last, row
-	}
-	return last[len(b)]
 }
 
 // download fetches what the cache lacks.

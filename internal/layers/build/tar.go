@@ -310,7 +310,6 @@ func (t *tarReader) attributes(n *node, hdr *tar.Header) error {
 	n.uid, n.gid = uint32(hdr.Uid), uint32(hdr.Gid)
 	n.sec, n.nsec = hdr.ModTime.Unix(), uint32(hdr.ModTime.Nanosecond())
 	n.xattrs = xattrs
-	n.implicit = false
 	return nil
 }
 

@@ -46,7 +46,6 @@ type node struct {
 	children  map[string]*node    // of directories
 	whiteouts map[string]struct{} // of directories: names hidden in the layers below
 	opaque    bool                // of directories: everything in the layers below is hidden
-	implicit  bool                // a directory that no entry named
 
 	// Set by number, once the tree is whole.
 	nlink    uint32
@@ -55,7 +54,7 @@ type node struct {
 }
 
 func newDir() *node {
-	return &node{mode: modeDir | 0o755, children: map[string]*node{}, implicit: true}
+	return &node{mode: modeDir | 0o755, children: map[string]*node{}}
 }
 
 func (n *node) kind() uint32     { return n.mode & modeType }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"path/filepath"
 	"sync"
 
@@ -137,13 +138,17 @@ func (c *Composer) mountLayer(ctx context.Context, d image.Digest) (*os.File, er
 	return m, nil
 }
 
-// Drop unmounts a layer that is to be deleted: sandboxes that use it keep it. Idempotent.
-func (c *Composer) Drop(d image.Digest) {
+// Keep unmounts every layer but these, since the others may be deleted: a mounted one keeps its disk space. Sandboxes that
+// use it keep it, and one that is asked for again is mounted again.
+func (c *Composer) Keep(layers []image.Digest) {
 	c.mu.Lock()
-	l := c.layers[d]
-	delete(c.layers, d)
-	c.dropLocked(l)
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	for d, l := range c.layers {
+		if !slices.Contains(layers, d) {
+			delete(c.layers, d)
+			c.dropLocked(l)
+		}
+	}
 }
 
 func (c *Composer) dropLocked(l *layer) {

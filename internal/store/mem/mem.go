@@ -8,7 +8,6 @@ package mem
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -444,8 +443,8 @@ func checkOps(lists ...[]store.Op) error {
 	return nil
 }
 
-func unavailable(format string, args ...any) *errdefs.Error {
-	return errdefs.New(errdefs.Unavailable, "store", "%s", fmt.Sprintf(format, args...)).
+func unavailable(why string) *errdefs.Error {
+	return errdefs.New(errdefs.Unavailable, "store", "%s", why).
 		WithRetryAfter(time.Second).WithHint("Try again in a second")
 }
 

@@ -73,11 +73,10 @@ func look(dir string) []string {
 		}
 	}
 	_ = filepath.WalkDir(claims, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return nil
-		}
-		if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(tag)) {
-			say("claim %s", path)
+		if err == nil && e.Type().IsRegular() {
+			if b, err := os.ReadFile(path); err == nil && bytes.Contains(b, []byte(tag)) {
+				say("claim %s", path)
+			}
 		}
 		return nil
 	})

@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -168,8 +167,8 @@ func (s *Server) Begin() (ready <-chan string, err error) {
 	if s.Running() {
 		return nil, errors.New("the daemon runs already")
 	}
-	// No context: it ends by Down, or by its test.
-	s.cmd = exec.Command(s.Binary, append([]string{"up", "--data", s.Dir, "--listen", s.addr}, s.config...)...)
+	args := append([]string{"up", "--data", s.Dir, "--listen", s.addr}, s.config...)
+	s.cmd = exec.Command(s.Binary, args...) //nolint:noctx // it ends by Down, or by its test
 	s.cmd.Stderr = s.log
 	s.cmd.Env = environ()
 	out, err := s.cmd.StdoutPipe()
@@ -274,13 +273,6 @@ func (s *Server) Terminate() error {
 	}
 }
 
-// Command is the command line client for this server.
-func (s *Server) Command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, s.Binary, args...)
-	cmd.Env = append(environ(), "SANDSEA_URL=http://"+s.addr, "SANDSEA_TOKEN_FILE="+filepath.Join(s.Dir, "admin.token"))
-	return cmd
-}
-
 // Down ends the server and everything in it, and reports what is left. The server is no more after it. Idempotent.
 func (s *Server) Down(ctx context.Context) error {
 	if s.home == "" {
@@ -350,19 +342,6 @@ func alive(pid int) bool {
 
 // Addr is the address of the API.
 func (s *Server) Addr() string { return s.addr }
-
-// Answers reports whether the API takes connections and answers a call.
-func (s *Server) Answers(ctx context.Context) bool {
-	c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", s.addr)
-	if err != nil {
-		return false
-	}
-	c.Close()
-	for _, err := range s.Client.List(ctx, nil) {
-		return err == nil
-	}
-	return true
-}
 
 // environ is ours without what would steer the platform.
 func environ() []string {

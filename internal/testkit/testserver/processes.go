@@ -368,10 +368,7 @@ func (h processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest
 		return err
 	}
 	if r.Msg.GetDetached() {
-		if p.snapshot().GetResult().GetStartFailure() == nil {
-			return nil
-		}
-		return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Exited{Exited: p.snapshot()}})
+		return nil
 	}
 	err = p.follow(ctx, [2]int64{}, true, send)
 	if caller.Err() != nil && r.Msg.GetKey() == "" {

@@ -171,8 +171,7 @@ func mustSpawn(t *testing.T, inst backend.Instance, number int64, argv ...string
 // exits collects ends from an instance's line until the test ends.
 type exits struct {
 	mu  sync.Mutex
-	got map[int64]chronus.Exit
-	err error
+	got map[int64]chronus.Exit // guarded by mu
 }
 
 func collect(inst backend.Instance) *exits {
@@ -180,9 +179,7 @@ func collect(inst backend.Instance) *exits {
 	go func() {
 		for x, err := range inst.Channel().Exits() {
 			e.mu.Lock()
-			if err != nil {
-				e.err = err
-			} else {
+			if err == nil {
 				e.got[x.Number] = x
 			}
 			e.mu.Unlock()

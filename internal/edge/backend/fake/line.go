@@ -115,7 +115,7 @@ func (l *line) Spawn(ctx context.Context, s chronus.Spawn, io chronus.Stdio) (in
 	if err != nil {
 		return 0, &chronus.StartError{Step: chronus.StepStdio, Errno: syscall.EBADF}
 	}
-	if _, err := b.startTask(s, true, run, files); err != nil {
+	if err := b.startTask(s, true, run, files); err != nil {
 		return 0, errdefs.New(errdefs.Unavailable, "sandbox "+b.id.Short(), "the line broke").Wrap(err)
 	}
 	b.mu.Lock()

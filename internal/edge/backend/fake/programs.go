@@ -43,7 +43,6 @@ type task struct {
 	b       *box
 	number  int64
 	main    bool
-	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	started time.Time
 	gone    chan struct{}
@@ -121,10 +120,10 @@ func openStdio(io chronus.Stdio) ([]*os.File, error) {
 }
 
 // startTask begins a process; files become its own.
-func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.File) (*task, error) {
+func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.File) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	t := &task{
-		b: b, number: s.Number, main: main, ctx: ctx, cancel: cancel, gone: make(chan struct{}), files: files,
+		b: b, number: s.Number, main: main, cancel: cancel, gone: make(chan struct{}), files: files,
 		started: time.Now(),
 	}
 	b.mu.Lock()
@@ -134,7 +133,7 @@ func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.Fil
 		for _, f := range files {
 			_ = f.Close()
 		}
-		return nil, errors.New("PID 1 is gone")
+		return errors.New("PID 1 is gone")
 	}
 	g := b.groups[s.Number]
 	if g == nil {
@@ -166,7 +165,7 @@ func (b *box) startTask(s chronus.Spawn, main bool, run Program, files []*os.Fil
 		},
 	}
 	go t.run(p, run)
-	return t, nil
+	return nil
 }
 
 func (b *box) fork(s chronus.Spawn, f Program, files []*os.File) {
@@ -182,7 +181,7 @@ func (b *box) fork(s chronus.Spawn, f Program, files []*os.File) {
 		}
 		own = append(own, re)
 	}
-	_, _ = b.startTask(s, false, f, own)
+	_ = b.startTask(s, false, f, own)
 }
 
 func (t *task) run(p *Proc, run Program) {

@@ -12,14 +12,17 @@ import (
 
 // BenchmarkCreate measures the way from Start to READY with memory, cpu, pids and disk enforced; the stop is not
 // counted. It prints percentiles by nearest rank, and the median of each stage.
-func BenchmarkCreate(b *testing.B) { benchmarkCreate(b, 0) }
+func BenchmarkCreate(b *testing.B) { benchmarkCreate(b, DefaultWarm, 0) }
+
+// BenchmarkCreateCold makes nothing ready ahead.
+func BenchmarkCreateCold(b *testing.B) { benchmarkCreate(b, 0, 0) }
 
 // BenchmarkCreateAfterAPause is a create now and then, as a person's: costs that a busy machine spreads over many show.
-func BenchmarkCreateAfterAPause(b *testing.B) { benchmarkCreate(b, 50*time.Millisecond) }
+func BenchmarkCreateAfterAPause(b *testing.B) { benchmarkCreate(b, DefaultWarm, 50*time.Millisecond) }
 
-func benchmarkCreate(b *testing.B, pause time.Duration) {
+func benchmarkCreate(b *testing.B, warm int, pause time.Duration) {
 	m := use(b)
-	e := m.open(b)
+	e := m.openWarm(b, warm)
 	if err := e.Sweep(b.Context(), func(sandbox.ID) bool { return false }); err != nil {
 		b.Fatal(err)
 	}

@@ -196,8 +196,14 @@ type edge struct {
 	ranges  *uidrange.Pool
 }
 
-// open makes an edge out of what the machine holds.
+// open makes an edge out of what the machine holds, with nothing made ready ahead.
 func (m *machine) open(tb testing.TB) *edge {
+	tb.Helper()
+	return m.openWarm(tb, 0)
+}
+
+// openWarm is open for an edge that keeps so many sandboxes ready.
+func (m *machine) openWarm(tb testing.TB, warm int) *edge {
 	tb.Helper()
 	e := &edge{keeper: m.dialKeeper(tb)}
 	held, err := e.keeper.Roster(context.Background())
@@ -228,7 +234,7 @@ func (m *machine) open(tb testing.TB) *edge {
 	}
 	e.Backend, err = New(Config{
 		Spawner: e.spawner, Keeper: e.keeper, Cgroups: m.groups, Uppers: m.uppers, Ranges: e.ranges, Layers: m.layers,
-		Filter: m.filter, Caps: wire.DefaultCaps, Output: filepath.Join(m.dir, "output"), Log: log,
+		Filter: m.filter, Caps: wire.DefaultCaps, Output: filepath.Join(m.dir, "output"), Warm: warm, Log: log,
 		Held: func(id sandbox.ID) (control, pidfd *os.File, ok bool) {
 			h := roster[string(id)]
 			if h == nil {

@@ -90,7 +90,8 @@ type Backend struct {
 	nextCPU atomic.Uint64
 	noFile  int64
 
-	onStage func(string) // for benchmarks; nil
+	onStage   func(string)  // for benchmarks; nil
+	nameGroup func() string // groupName, but in a test
 
 	warm *pool
 
@@ -115,6 +116,7 @@ func New(cfg Config) (_ *Backend, err error) {
 		cfg: cfg, log: cfg.Log, instances: map[sandbox.ID]*Instance{}, groups: map[string]bool{},
 		keep: cfg.Keeper, kept: make(chan struct{}),
 	}
+	b.nameGroup = groupName
 	b.warm = &pool{size: cfg.Warm, b: b, wake: make(chan struct{}, 1), limits: shellLimits}
 	if b.cpus, err = affinity.Allowed(); err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package native
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -16,12 +15,8 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
 	"github.com/sandsea/sandsea/internal/layers/compose"
 	"github.com/sandsea/sandsea/internal/layers/plan"
-	"github.com/sandsea/sandsea/internal/linux/mount"
-	"github.com/sandsea/sandsea/internal/linux/pidfd"
-	"github.com/sandsea/sandsea/internal/linux/scm"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
-	"github.com/sandsea/sandsea/internal/spawner"
 )
 
 // Start implements backend.Backend.
@@ -160,7 +155,9 @@ func (s *shell) limit(l sandbox.Limits) error {
 }
 
 // explain adds to a failed start what the kernel knows: a sandbox whose memory is too small for PID 1 says so.
-func (b *Backend) explain(i *Instance, err error) error { return b.explainOOM(i.id, i.group, i.limits, err) }
+func (b *Backend) explain(i *Instance, err error) error {
+	return b.explainOOM(i.id, i.group, i.limits, err)
+}
 
 func (b *Backend) explainOOM(id sandbox.ID, g *cgroup.Group, l sandbox.Limits, err error) error {
 	if g == nil {

@@ -54,7 +54,8 @@ func (b *Backend) newShell(ctx context.Context, id sandbox.ID, l sandbox.Limits,
 	}
 	s.taken.push(func(context.Context) error { s.lease.Give(); return nil })
 	stage("range")
-	name := b.newName()
+	name := b.nameGroup()
+	b.own(name) // before there is one, for Sweep
 	s.taken.push(func(context.Context) error { b.disown(name); return nil })
 	if s.group, err = b.newGroup(name, s); err != nil {
 		return nil, err
@@ -126,7 +127,9 @@ func (s *shell) alive() bool {
 }
 
 // kill ends everything in it.
-func (s *shell) kill(ctx context.Context) error { return errors.Join(s.group.Kill(), pidfd.Wait(ctx, s.pidfd)) }
+func (s *shell) kill(ctx context.Context) error {
+	return errors.Join(s.group.Kill(), pidfd.Wait(ctx, s.pidfd))
+}
 
 // discard takes a shell back. Sweep finds by name what is left.
 func (b *Backend) discard(ctx context.Context, s *shell) {
@@ -135,13 +138,8 @@ func (b *Backend) discard(ctx context.Context, s *shell) {
 	}
 }
 
-// newName gives a control group its name, and says that it is this Backend's before there is one. No sandbox id begins
-// with a w.
-func (b *Backend) newName() string {
-	name := "w" + strings.ToLower(rand.Text())
-	b.own(name)
-	return name
-}
+// groupName makes the name of a control group. No sandbox id begins with a w.
+func groupName() string { return "w" + strings.ToLower(rand.Text()) }
 
 func (b *Backend) own(group string) {
 	b.mu.Lock()
