@@ -14,8 +14,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/sandsea/sandsea/api/errdefs"
