@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 
 
@@ -60,14 +61,26 @@ def tag(data: pathlib.Path) -> str:
     return (data / "id").read_text().strip()[:8]
 
 
-def left_behind(data: pathlib.Path, tag: str) -> list[str]:
-    """Everything of the server that is still there: processes, mounts, cgroups, loop devices, writable layers."""
+def left_behind(data: pathlib.Path, tag: str, patience: float = 3.0) -> list[str]:
+    """Everything of the server that is still there: processes, mounts, cgroups, loop devices, writable layers.
+
+    What has been killed needs a moment to be gone.
+    """
+    deadline = time.monotonic() + patience
+    while (out := _look(data, tag)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return out
+
+
+def _look(data: pathlib.Path, tag: str) -> list[str]:
     out: list[str] = []
     for proc in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             program, *argv = (proc / "cmdline").read_text().split("\0")
             ours = program.endswith("sandsea") and any(str(data) in arg for arg in argv)
-            if ours or f"sandsea-{tag}" in (proc / "cgroup").read_text():
+            # One that has ended and waits for its parent to notice holds nothing any more.
+            ended = (proc / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            if not ended and (ours or f"sandsea-{tag}" in (proc / "cgroup").read_text()):
                 out.append(f"process {proc.name} {program}")
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         if str(data) in line:

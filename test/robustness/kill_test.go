@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -305,6 +306,32 @@ func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
 		t.Errorf("%d bytes, and they are not what was written", offset)
 	}
 	t.Logf("%d MiB whole; the reader was cut off %d times", offset>>20, broken)
+}
+
+func TestAnAnswerHoldsAllOutputThoughTheRecorderIsSlow(t *testing.T) {
+	s := begin(t)
+	sb := open(t, s)
+	var g errgroup.Group
+	var res *sandseav1.RunResponse
+	g.Go(func() (err error) {
+		res, err = sb.Run(within(t, 30*time.Second), client.Shell("sleep 0.5; seq 1 2000; echo over >&2; exit 3"))
+		return err
+	})
+	wait.Until(t, 10*time.Second, func() bool { return running("sleep\x000.5") }, "the command runs")
+	pid := s.Pid("keeper")
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	pause(t, 1500*time.Millisecond)
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(res.GetStdout(), []byte("\n")); n != 2000 || string(res.GetStderr()) != "over\n" || res.GetResult().GetExitCode() != 3 {
+		t.Errorf("%d of 2000 lines, %q, %v", n, res.GetStderr(), res.GetResult())
+	}
 }
 
 func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {

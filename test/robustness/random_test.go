@@ -83,10 +83,21 @@ func rollout(t testing.TB, s *server.Server, name string, r *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		line := fmt.Sprintf("echo once >>/tmp/count-%d; seq 1 %d; cat %s >&2; sleep 0.0%d; exit %d", step, lines, path, r.IntN(10), code)
+		signal, last := int32(0), fmt.Sprintf("exit %d", code)
+		kind := r.IntN(4)
+		switch kind {
+		case 0: // runs into its limit
+			code, last = 124, "(setsid sleep 60 &); sleep 60"
+		case 1: // dies by a signal
+			code, signal, last = 128+11, 11, "kill -11 $$"
+		}
+		cmd := client.Shell(fmt.Sprintf("echo once >>/tmp/count-%d; seq 1 %d; cat %s >&2; sleep 0.0%d; %s", step, lines, path, r.IntN(10), last))
+		if kind == 0 {
+			cmd.TimeoutMs = int64(1000 + r.IntN(500))
+		}
 		var res *sandseav1.RunResponse
 		err = insist(t, name+": run", func(ctx context.Context) (err error) {
-			res, err = sb.RunRequest(ctx, &sandseav1.RunRequest{Command: client.Shell(line), Key: fmt.Sprint("step-", step)})
+			res, err = sb.RunRequest(ctx, &sandseav1.RunRequest{Command: cmd, Key: fmt.Sprint("step-", step)})
 			return err
 		})
 		if err != nil {
@@ -96,8 +107,11 @@ func rollout(t testing.TB, s *server.Server, name string, r *rand.Rand) error {
 		for n := 1; n <= lines; n++ {
 			fmt.Fprintln(&want, n)
 		}
-		if string(res.GetStdout()) != want.String() || string(res.GetStderr()) != body || res.GetResult().GetExitCode() != int32(code) {
-			return fmt.Errorf("%s, step %d: %d of %d bytes, %q, %v", name, step, len(res.GetStdout()), want.Len(), res.GetStderr(), res.GetResult())
+		got := res.GetResult()
+		if string(res.GetStdout()) != want.String() || string(res.GetStderr()) != body || got.GetExitCode() != int32(code) ||
+			got.GetTimedOut() != (kind == 0) || kind != 0 && got.GetSignal() != signal || got.GetOom() || got.GetInfraError() != "" {
+			return fmt.Errorf("%s, step %d, want code %d: %d of %d bytes, %q, %v", name, step, code, len(res.GetStdout()), want.Len(),
+				res.GetStderr(), got)
 		}
 		var count strings.Builder
 		err = insist(t, name+": read", func(ctx context.Context) error {

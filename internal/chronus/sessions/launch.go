@@ -552,14 +552,7 @@ func (t *Table) exited(p *proc, e chronus.Exit) {
 		}
 		timer.Stop()
 	}
-	timer := time.NewTimer(drainWait)
-	select {
-	case <-p.drainedC():
-	case <-p.quit:
-	case <-t.left:
-	case <-timer.C:
-	}
-	timer.Stop()
+	t.drained(p)
 	if t.abandoned() {
 		return // the exit status stays inside for the next edge
 	}
@@ -683,6 +676,93 @@ func (t *Table) finalize(p *proc) {
 		}
 	}
 	t.settle(p)
+}
+
+// drained returns when an ended command's streams are at their end. Children may hold them open: then when drainWait is
+// over and all that the command itself has written is recorded, which takes longer while the keeper is away.
+func (t *Table) drained(p *proc) {
+	all := p.drainedC()
+	timer := time.NewTimer(drainWait)
+	defer timer.Stop()
+	select {
+	case <-all:
+		return
+	case <-p.quit:
+		return
+	case <-t.left:
+		return
+	case <-timer.C:
+	}
+	marks := p.written()
+	give := time.NewTimer(recordWait)
+	defer give.Stop()
+	tick := time.NewTicker(drainWait / 40)
+	defer tick.Stop()
+	for slices.ContainsFunc(marks, mark.ahead) {
+		select {
+		case <-tick.C:
+		case <-all:
+			return
+		case <-p.quit:
+			return
+		case <-t.left:
+			return
+		case <-give.C:
+			t.cfg.Log.Warn("a command ended before its output was recorded", "sandbox", t.cfg.ID, "process", p.number)
+			return
+		}
+	}
+}
+
+// mark is a place in a stream.
+type mark struct {
+	file *os.File
+	size int64
+}
+
+// ahead reports whether the record has not come so far yet.
+func (m mark) ahead() bool {
+	fi, err := m.file.Stat()
+	return err == nil && fi.Size() < m.size
+}
+
+// written gives for each open stream how far it has been written: what is recorded and what lies in the pipe.
+func (p *proc) written() []mark {
+	p.mu.Lock()
+	outputs := slices.Clone(p.out)
+	p.mu.Unlock()
+	var marks []mark
+	for _, o := range outputs {
+		if o.pipe == nil || o.file == nil {
+			continue
+		}
+		// The keeper moves bytes meanwhile; none may be counted twice or not at all.
+		for range 100 {
+			before, err := o.file.Stat()
+			if err != nil {
+				break
+			}
+			n, err := o.buffered()
+			if err != nil {
+				break
+			}
+			if after, err := o.file.Stat(); err == nil && after.Size() == before.Size() {
+				marks = append(marks, mark{o.file, after.Size() + int64(n)})
+				break
+			}
+		}
+	}
+	return marks
+}
+
+// buffered is how many bytes lie in the pipe.
+func (o *output) buffered() (n int, err error) {
+	conn, err := o.pipe.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	cerr := conn.Control(func(fd uintptr) { n, err = pipe.Buffered(int(fd)) })
+	return n, errors.Join(err, cerr)
 }
 
 // drain moves what is left in a pipe whose writers are gone and that the keeper does not read any more into the record.
