@@ -516,21 +516,51 @@ func TestACreateThatCannotBeSaysWhichStageAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestACreateThatItsCallerGivesUpLeavesNothing(t *testing.T) {
+func TestACreateThatItsCallerGivesUpIsFoundByItsKeyOrLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
-	label := map[string]string{"given-up": fmt.Sprint(time.Now().UnixNano())}
-	for i := range 12 {
-		ctx, stop := context.WithTimeoutCause(t.Context(), time.Duration(i)*time.Millisecond, errors.New("no patience"))
-		sb, err := s.Client.Create(ctx, spec(labelled(label)), "")
-		stop()
-		if err == nil {
+	run := fmt.Sprint(time.Now().UnixNano())
+	label := map[string]string{"given-up": run}
+	left := func() int { return len(list(t, s.Client, &sandseav1.ListSandboxesRequest{Labels: label})) }
+	giveUp := func(after time.Duration, key string) *client.Sandbox {
+		ctx, stop := context.WithTimeoutCause(t.Context(), after, errors.New("no patience"))
+		defer stop()
+		sb, err := s.Client.Create(ctx, spec(labelled(label)), key)
+		if err != nil {
+			return nil
+		}
+		return sb
+	}
+	// Given up at every stage: the key finds what there is, or makes it.
+	ids := map[string]bool{}
+	for i := range 24 {
+		key := fmt.Sprintf("given-up-%s-%d", run, i)
+		first := giveUp(time.Duration(i)*time.Millisecond/2, key)
+		sb, err := s.Client.Create(within(t, 30*time.Second), spec(labelled(label)), key)
+		if err != nil || first != nil && first.ID != sb.ID {
+			t.Fatalf("asked again: %v, %v, first %v", sb, err, first)
+		}
+		ids[sb.ID] = true
+	}
+	wait.Until(t, 10*time.Second, func() bool { return left() == len(ids) }, "there is one sandbox for each key")
+	for id := range ids {
+		if err := s.Client.Sandbox(id).Stop(within(t, 20*time.Second)); err != nil {
+			t.Error(err)
+		}
+	}
+	// Without a key, given up on the way: taken back. An answer that is on its way already cannot be, so one may stay.
+	stray := 0
+	for range 12 {
+		if sb := giveUp(time.Millisecond, ""); sb != nil {
 			if err := sb.Stop(within(t, 20*time.Second)); err != nil {
 				t.Error(err)
 			}
 		}
 	}
-	wait.Until(t, 10*time.Second, func() bool {
-		return len(list(t, s.Client, &sandseav1.ListSandboxesRequest{Labels: label})) == 0
-	}, "nothing is left of creates whose callers went away")
+	if !wait.For(10*time.Second, func() bool { stray = left(); return stray == 0 }) && stray > 1 {
+		t.Errorf("%d sandboxes are left of 12 that were given up", stray)
+	}
+	for _, id := range list(t, s.Client, &sandseav1.ListSandboxesRequest{Labels: label}) {
+		_ = s.Client.Sandbox(id).Stop(within(t, 20*time.Second))
+	}
 }

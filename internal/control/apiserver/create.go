@@ -128,6 +128,10 @@ func (s *Server) create(ctx context.Context, spec *pb.SandboxSpec, key string, r
 	if err != nil {
 		return nil, err
 	}
+	if key == "" && ctx.Err() != nil {
+		// Nobody will hear of it.
+		return nil, a.unsure(ctx, "", context.Cause(ctx))
+	}
 	s.watcher.Note(sb)
 	return sb, nil
 }

@@ -31,7 +31,7 @@ func (p processService) Run(ctx context.Context, r *connect.Request[sandseav1.Ru
 		Command: fromCommand(m.GetCommand()), Key: m.GetKey(), Note: m.GetNote(), Input: m.Stdin,
 	}, m.GetMaxOutputBytes())
 	if err != nil {
-		return nil, err
+		return nil, u.Because(ctx, err)
 	}
 	out := &sandseav1.RunResponse{Number: a.Number, Result: toResult(a.Result)}
 	out.Result.Replayed = a.Replayed
@@ -60,7 +60,7 @@ func (p processService) Start(ctx context.Context, r *connect.Request[sandseav1.
 	start := sessions.Start{Command: fromCommand(m.GetCommand()), Key: m.GetKey(), Note: m.GetNote(), Stream: m.GetStdin()}
 	for e, err := range u.Commands.Start(ctx, start, m.GetDetached()) {
 		if err != nil {
-			return err
+			return u.Because(ctx, err)
 		}
 		if err := st.Send(&sandseav1.StartResponse{Event: toEvent(e)}); err != nil {
 			return err

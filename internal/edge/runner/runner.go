@@ -48,7 +48,8 @@ const (
 	greetLimit       = 2 * time.Second
 	undoLimit        = 60 * time.Second
 	closeLimit       = 5 * time.Second
-	firedLimit       = time.Second // how long the keeper's word about a hard end may take
+	firedLimit       = time.Second     // how long the keeper's word about a hard end may take
+	endLimit         = 2 * time.Second // how long the end of a sandbox may take to show after its line broke
 	storeAnswer      = 2 * time.Second
 	retryFirst       = 100 * time.Millisecond
 	retryLast        = 30 * time.Second
@@ -921,6 +922,25 @@ func (u *Use) Files(ctx context.Context, user string) (*files.View, error) {
 		return nil, err
 	}
 	return h.As(found.IDs, workdir(rec)), nil
+}
+
+// Because explains the error of a call. When the line to the inside broke, the sandbox is ending: then it waits until it is
+// known why, which is the better answer.
+func (u *Use) Because(ctx context.Context, err error) error {
+	if !errors.Is(err, errdefs.Unavailable) || u.b.r.isLeaving() {
+		return err
+	}
+	timer := time.NewTimer(endLimit)
+	defer timer.Stop()
+	select {
+	case <-u.b.ended:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	if st := u.b.status().State; st == sandbox.Stopping || st == sandbox.Ended {
+		return unready(u.b)
+	}
+	return err
 }
 
 // Done ends the call. Idempotent.
