@@ -542,7 +542,20 @@ func TestACreateThatItsCallerGivesUpIsFoundByItsKeyOrLeavesNothing(t *testing.T)
 		}
 		ids[sb.ID] = true
 	}
-	wait.Until(t, 10*time.Second, func() bool { return left() == len(ids) }, "there is one sandbox for each key")
+	if !wait.For(10*time.Second, func() bool { return left() == len(ids) }) {
+		listed := list(t, s.Client, &sandseav1.ListSandboxesRequest{Labels: label})
+		for _, id := range listed {
+			if !ids[id] {
+				t.Errorf("%s is listed and of no key", id)
+			}
+		}
+		for id := range ids {
+			got, err := s.Client.Sandbox(id).Info(within(t, 5*time.Second))
+			if !slices.Contains(listed, id) {
+				t.Errorf("%s is of a key and not listed; its node says: %v, %v", id, got, err)
+			}
+		}
+	}
 	for id := range ids {
 		if err := s.Client.Sandbox(id).Stop(within(t, 20*time.Second)); err != nil {
 			t.Error(err)

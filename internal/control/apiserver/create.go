@@ -462,7 +462,8 @@ func (a *attempt) known(ctx context.Context, rec createRecord, rev int64) (sb *p
 			return nil, false, a.storeError(err, errdefs.Unknown)
 		}
 		if res.Succeeded {
-			if sb != nil && !failed && sb.GetState() != pb.SandboxState_SANDBOX_STATE_CREATING {
+			// One that was never ready is being made, or taken back since its caller went away: its node, asked again, knows.
+			if sb != nil && !failed && sb.GetReadyAt() != nil {
 				return sb, true, nil
 			}
 			a.rec, a.keyRev, a.inherited, a.spent = rec, res.Revision, !failed, failed

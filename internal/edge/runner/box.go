@@ -140,11 +140,20 @@ func (b *box) snapshotLocked(now time.Time) Snapshot {
 // event applies one event: the new state is journaled, then told to followers, then its actions are the caller's to
 // perform. change may set what goes with the transition.
 func (b *box) event(e sandbox.Event, change func(*entry)) ([]sandbox.Action, error) {
+	return b.eventIf(nil, e, change)
+}
+
+// eventIf applies an event only while something holds, which is asked with mu held and between transitions; else it is
+// FailedPrecondition.
+func (b *box) eventIf(holds func() bool, e sandbox.Event, change func(*entry)) ([]sandbox.Action, error) {
 	b.step.Lock()
 	defer b.step.Unlock()
 	b.mu.Lock()
-	rec := b.rec
+	rec, ok := b.rec, holds == nil || holds()
 	b.mu.Unlock()
+	if !ok {
+		return nil, errdefs.New(errdefs.FailedPrecondition, b.object(), "%s does not apply any more", e.Kind)
+	}
 	next, actions, err := sandbox.Next(sandbox.Status{State: rec.State, End: rec.End}, e)
 	if err != nil {
 		return nil, err

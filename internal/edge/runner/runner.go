@@ -349,7 +349,8 @@ func (r *Runner) await(ctx context.Context, b *box) (Snapshot, error) {
 	b.waiting--
 	err, rec := b.startErr, b.rec
 	b.mu.Unlock()
-	if err == nil && rec.Ready.IsZero() {
+	if rec.Ready.IsZero() && (err == nil || rec.End.Cause == sandbox.CauseStopped) {
+		// Also for who joined a create that was being taken back, since its first caller went away.
 		err = neverReady(b, rec.End)
 	}
 	if err != nil {
@@ -370,22 +371,25 @@ func neverReady(b *box, end sandbox.End) error {
 	return e.WithHint("Create another one")
 }
 
-// left is called when a caller of a create goes away; after the last one the create is taken back.
+// left is called when a caller of a create goes away; after the last one the create is taken back, unless it became ready
+// or somebody else asked for it in the meantime.
 func (r *Runner) left(b *box) {
 	b.mu.Lock()
 	b.waiting--
-	last := b.waiting == 0 && b.rec.State == sandbox.Creating
 	b.mu.Unlock()
-	select {
-	case <-b.started:
+	if r.isLeaving() {
 		return
-	default:
 	}
-	if last && !r.isLeaving() {
-		r.end(b, sandbox.Event{
-			Kind: sandbox.EventStop, Cause: sandbox.CauseStopped, Detail: "its caller went away before it was ready",
-			By: sandbox.ByPlatform,
-		}, 0)
+	nobody := func() bool { return b.waiting == 0 && b.rec.State == sandbox.Creating }
+	actions, err := b.eventIf(nobody, sandbox.Event{
+		Kind: sandbox.EventStop, Cause: sandbox.CauseStopped, Detail: "its caller went away before it was ready",
+		By: sandbox.ByPlatform,
+	}, nil)
+	switch {
+	case err == nil:
+		r.perform(b, actions)
+	case !errors.Is(err, errdefs.FailedPrecondition):
+		r.cfg.Log.Error("take a create back", "sandbox", b.id, "err", err)
 	}
 }
 
