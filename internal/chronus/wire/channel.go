@@ -74,8 +74,10 @@ type greeting struct {
 	facts  *message
 	listed map[int64]message
 	order  []int64
-	answer chan greeted
-	given  bool // its caller gave up
+	// crossed counts the listed that were acknowledged before the inside heard of it.
+	crossed int
+	answer  chan greeted
+	given   bool // its caller gave up
 }
 
 type greeted struct {
@@ -212,6 +214,9 @@ func (c *Channel) take(m message) error {
 		c.open = true
 	}
 	if m.cookie != 0 && c.known[m.cookie] == nil && slices.Contains(c.acked, m.cookie) {
+		if g := c.hello; m.kind == kindProcess && g != nil && g.seq == m.seq && g.facts != nil {
+			g.crossed++
+		}
 		return nil
 	}
 	switch m.kind {
@@ -315,8 +320,8 @@ func (c *Channel) rosterLocked(m message) error {
 		g.order = append(g.order, m.cookie)
 		return nil
 	}
-	if int(g.facts.count) != len(g.listed) {
-		return fmt.Errorf("%w: roster of %d lists %d", errMessage, g.facts.count, len(g.listed))
+	if got := len(g.listed) + g.crossed; int(g.facts.count) != got {
+		return fmt.Errorf("%w: roster of %d lists %d", errMessage, g.facts.count, got)
 	}
 	c.hello = nil
 	out := greeted{facts: g.facts.inForce()}

@@ -11,6 +11,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus"
 	"github.com/sandsea/sandsea/internal/linux/scm"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
 // peer plays the inside: it reads requests and says what the test wants.
@@ -163,6 +164,53 @@ func TestAnExitThatCrossesItsAcknowledgementIsDropped(t *testing.T) {
 	}
 	if m := p.read(); m.kind != kindAck || m.cookie != 5 {
 		t.Errorf("got %+v", m)
+	}
+}
+
+func TestARosterThatCrossesAnAcknowledgementIsWhole(t *testing.T) {
+	c, p := greetedPair(t, running(1), running(2))
+	p.say(ended(1))
+	for e, err := range c.Exits() {
+		if err != nil || e.Number != 1 {
+			t.Fatal(e, err)
+		}
+		break
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// The greeting was sent before the acknowledgement, and its answer is read after it.
+		m := p.read()
+		if ack := p.read(); ack.kind != kindAck || ack.cookie != 1 {
+			t.Errorf("got %+v", ack)
+		}
+		p.say(message{head: head{kind: kindRoster, seq: m.seq}, version: Version, count: 2})
+		for _, e := range []message{ended(1), running(2)} {
+			e.kind, e.seq = kindProcess, m.seq
+			p.say(e)
+		}
+		p.say(message{head: head{kind: kindRosterEnd, seq: m.seq}})
+	}()
+	type answer struct {
+		list []chronus.Process
+		err  error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		_, list, err := c.Hello(within(t))
+		got <- answer{list, err}
+	}()
+	wait.Until(t, 5*time.Second, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.hello != nil
+	}, "the greeting is under way")
+	if err := c.Ack(1); err != nil {
+		t.Error(err)
+	}
+	<-done
+	if a := <-got; a.err != nil || len(a.list) != 1 || a.list[0].Number != 2 {
+		t.Errorf("got %+v", a)
 	}
 }
 

@@ -150,6 +150,10 @@ var (
 	errGrace = errors.New("the grace is over")
 )
 
+// reportLimit is how long the ends of commands whose processes are gone may take to be told and taken, before PID 1 is
+// killed.
+const reportLimit = time.Second
+
 // lineGrace is how long after the end of the line PID 1 may take to be gone before it counts as broken by itself.
 const lineGrace = time.Second
 
@@ -379,6 +383,7 @@ func (i *Instance) terminate(ctx context.Context, grace time.Duration) error {
 		}
 		others := slices.DeleteFunc(slices.Clone(pids), func(p int) bool { return p == i.pid })
 		if len(others) == 0 {
+			i.reported(ctx)
 			return nil
 		}
 		if err := i.signal(slices.DeleteFunc(others, func(p int) bool { return told[p] }), syscall.SIGTERM); err != nil {
@@ -392,6 +397,28 @@ func (i *Instance) terminate(ctx context.Context, grace time.Duration) error {
 			return nil // the caller kills
 		case <-time.After(wait):
 			wait = min(2*wait, 50*time.Millisecond)
+		}
+	}
+}
+
+// reported returns when the end of every command whose processes are gone has been told and acknowledged: what PID 1 has
+// seen and nobody has taken dies with it.
+func (i *Instance) reported(ctx context.Context) {
+	ctx, stop := context.WithTimeoutCause(ctx, reportLimit, errGrace)
+	defer stop()
+	wait := time.Millisecond
+	for {
+		_, list, err := i.line.Hello(ctx)
+		if err == nil && len(list) == 0 || err != nil && !errors.Is(err, errdefs.FailedPrecondition) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-i.done:
+			return
+		case <-time.After(wait):
+			wait = min(2*wait, 20*time.Millisecond)
 		}
 	}
 }
