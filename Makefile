@@ -1,5 +1,9 @@
 # Sandsea. `make demo` and `make test` do all of their own set-up on Debian 12.
 
+# A test run that breaks off must fail, whatever reads its output.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 export GOTOOLCHAIN := go1.27.3
 export GOFLAGS := -buildvcs=false
 export CGO_ENABLED := 0

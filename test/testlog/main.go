@@ -93,7 +93,8 @@ func run(in io.Reader, out io.Writer, skipFile string) int {
 	}
 	fmt.Fprintf(out, "Go tests took %.0f s\n", time.Since(began).Seconds())
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, len(skipped))
-	if broken || failed > 0 {
+	// A run of no test shows nothing.
+	if broken || failed > 0 || passed == 0 {
 		return 1
 	}
 	return 0
