@@ -37,23 +37,9 @@ func writeTo(w io.Writer, data []byte, path string) error {
 // WriteFile replaces a file of the sandbox with what r gives.
 func (s *Sandbox) WriteFile(ctx context.Context, h *sandseav1.WriteFileHeader, r io.Reader) (*sandseav1.FileInfo, error) {
 	h.Id = s.ID
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stream := s.c.Files.Write(ctx)
-	err := stream.Send(&sandseav1.WriteFileRequest{Header: h})
-	if err == nil {
-		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.WriteFileRequest{Data: b}) })
-	}
-	if err := unsent(ctx, err); err != nil {
-		// The cancel makes the server drop the half-written file.
-		cancel(err)
-		return nil, err
-	}
-	res, err := stream.CloseAndReceive()
-	if err != nil {
-		return nil, err
-	}
-	return res.Msg.GetInfo(), nil
+	res, err := upload(ctx, s.c.Files.Write, &sandseav1.WriteFileRequest{Header: h}, r,
+		func(b []byte) *sandseav1.WriteFileRequest { return &sandseav1.WriteFileRequest{Data: b} })
+	return res.GetInfo(), err
 }
 
 // Stat describes a file.
@@ -80,22 +66,8 @@ func (s *Sandbox) ListFiles(ctx context.Context, req *sandseav1.ListFilesRequest
 // UploadTar unpacks a tar stream below a directory of the sandbox.
 func (s *Sandbox) UploadTar(ctx context.Context, h *sandseav1.UploadTarHeader, r io.Reader) (*sandseav1.UploadTarResponse, error) {
 	h.Id = s.ID
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stream := s.c.Files.UploadTar(ctx)
-	err := stream.Send(&sandseav1.UploadTarRequest{Header: h})
-	if err == nil {
-		err = pump(r, func(b []byte) error { return stream.Send(&sandseav1.UploadTarRequest{Data: b}) })
-	}
-	if err := unsent(ctx, err); err != nil {
-		cancel(err)
-		return nil, err
-	}
-	res, err := stream.CloseAndReceive()
-	if err != nil {
-		return nil, err
-	}
-	return res.Msg, nil
+	return upload(ctx, s.c.Files.UploadTar, &sandseav1.UploadTarRequest{Header: h}, r,
+		func(b []byte) *sandseav1.UploadTarRequest { return &sandseav1.UploadTarRequest{Data: b} })
 }
 
 // DownloadTar writes a file or tree of the sandbox to w as a tar stream and returns what was left out of it.
@@ -107,6 +79,32 @@ func (s *Sandbox) DownloadTar(ctx context.Context, req *sandseav1.DownloadTarReq
 		return writeTo(w, m.GetData(), req.GetPath())
 	})
 	return skipped, err
+}
+
+// upload sends head, unless it is nil, then r in pieces, and gives the answer. When r or ctx ends it early, the cancel
+// makes the server drop what it has.
+func upload[Req, Res any](ctx context.Context, open func(context.Context) *connect.ClientStreamForClient[Req, Res],
+	head *Req, r io.Reader, piece func([]byte) *Req,
+) (*Res, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream := open(ctx)
+	var err error
+	if head != nil {
+		err = stream.Send(head)
+	}
+	if err == nil {
+		err = pump(r, func(b []byte) error { return stream.Send(piece(b)) })
+	}
+	if err := unsent(ctx, err); err != nil {
+		cancel(err)
+		return nil, err
+	}
+	res, err := stream.CloseAndReceive()
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg, nil
 }
 
 // pump sends r in chunks until its end.

@@ -9,19 +9,9 @@ import (
 
 // UploadImage hands an archive to the server and returns the name under which ImportImage finds it.
 func (c *Client) UploadImage(ctx context.Context, r io.Reader) (string, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stream := c.Images.Upload(ctx)
-	err := pump(r, func(b []byte) error { return stream.Send(&sandseav1.UploadImageRequest{Data: b}) })
-	if err := unsent(ctx, err); err != nil {
-		cancel(err)
-		return "", err
-	}
-	res, err := stream.CloseAndReceive()
-	if err != nil {
-		return "", err
-	}
-	return res.Msg.GetUpload(), nil
+	res, err := upload(ctx, c.Images.Upload, nil, r,
+		func(b []byte) *sandseav1.UploadImageRequest { return &sandseav1.UploadImageRequest{Data: b} })
+	return res.GetUpload(), err
 }
 
 // ImportImage makes an image; progress is called for every step and may be nil. existed says that an equal one was here.
