@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -119,8 +118,6 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 		return nil, err
 	}
 	e.onClose(e.runner.Close)
-	// First, since the runner listens to the keeper until the line ends.
-	e.onClose(links.keeper.Close)
 	if err := sweep.Run(ctx, sweep.Config{
 		Runner: e.runner, Backend: be, Keeper: links.keeper, Roster: links.roster, Output: dir.join("output"), Log: log,
 	}); err != nil {
@@ -250,7 +247,7 @@ func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) er
 		// The backend has the one line that the spawner serves: another would end it.
 		Dial:       func(context.Context) (io.Closer, error) { return io.NopCloser(nil), nil },
 		Cgroup:     cgroups.DaemonPath("spawner"),
-		Cloneflags: syscall.CLONE_NEWNS,
+		Cloneflags: spawner.Attr().Cloneflags,
 	})
 	if err != nil {
 		return err

@@ -316,7 +316,7 @@ func (b *box) wentIdle() {
 		b.r.end(b, sandbox.Event{
 			Kind: sandbox.EventStop, Cause: sandbox.CauseIdle, Detail: fmt.Sprintf("no use for %s", b.idle.limit),
 			By: sandbox.ByPlatform,
-		}, 0)
+		})
 	})
 }
 
@@ -337,7 +337,7 @@ func (b *box) commandEnded(number int64, res sessions.Result) {
 	b.r.wg.Go(func() {
 		b.r.end(b, sandbox.Event{
 			Kind: sandbox.EventStop, Cause: sandbox.CauseCompleted, Detail: detail, By: sandbox.ByWorkload,
-		}, 0)
+		})
 	})
 }
 

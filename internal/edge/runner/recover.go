@@ -358,7 +358,7 @@ func (r *Runner) hear(e keeper.Event) {
 			r.end(b, sandbox.Event{
 				Kind: sandbox.EventStop, Cause: sandbox.CauseOutputLimit, By: sandbox.ByPlatform,
 				Detail: fmt.Sprintf("stream %d of process %d", e.Stream, e.Key.Number),
-			}, 0)
+			})
 		})
 	case e.Key.Number > 0:
 		b.mu.Lock()
@@ -370,7 +370,7 @@ func (r *Runner) hear(e keeper.Event) {
 	case e.Kind == keeper.Fired:
 		r.fire(b)
 		r.wg.Go(func() {
-			r.end(b, sandbox.Event{Kind: sandbox.EventStop, Cause: sandbox.CauseTTL, By: sandbox.ByPlatform}, 0)
+			r.end(b, sandbox.Event{Kind: sandbox.EventStop, Cause: sandbox.CauseTTL, By: sandbox.ByPlatform})
 		})
 	}
 	// Died is seen by the instance too, with evidence.

@@ -436,7 +436,7 @@ func (r *Runner) build(ctx context.Context, b *box) {
 		if err := startEntrypoint(ctx, table, argv); err != nil {
 			r.end(b, sandbox.Event{
 				Kind: sandbox.EventStop, Cause: sandbox.CauseCompleted, Detail: err.Error(), By: sandbox.ByWorkload,
-			}, 0)
+			})
 			b.decide(err)
 			return
 		}
@@ -558,7 +558,7 @@ func (r *Runner) watch(b *box, inst backend.Instance) {
 		if r.ctx.Err() != nil {
 			return // the next edge looks anew
 		}
-		r.end(b, e, 0)
+		r.end(b, e)
 	})
 }
 
@@ -591,8 +591,8 @@ func (r *Runner) evidence(b *box, inst backend.Instance) sandbox.Event {
 
 // end applies an event that ends a sandbox and performs what follows; it returns when that is done, or was another's
 // to do.
-func (r *Runner) end(b *box, e sandbox.Event, grace time.Duration) {
-	actions, err := b.event(e, func(rec *entry) { rec.Grace = grace })
+func (r *Runner) end(b *box, e sandbox.Event) {
+	actions, err := b.event(e, nil)
 	if err != nil {
 		if !errors.Is(err, errdefs.FailedPrecondition) {
 			r.cfg.Log.Error("end a sandbox", "sandbox", b.id, "err", err)
