@@ -86,8 +86,7 @@ async def show_tasks(client: Client, chosen: list[Task], images: Images, figures
         for patch in ("", task.true_patch()):
             async with slots, await open_sandbox(client, task, images, figures, hidden=True) as sb:
                 if patch:
-                    await sb.files.write("/tmp/patch", patch)
-                    (await sb.run(["patch", "-p1", "--batch", "-i", "/tmp/patch"], cwd=task.workdir)).check()
+                    (await grader.apply(sb, task, patch)).check()
                 reports.append(await grader.run_tests(sb, task))
         old, new = reports
         turned = [t for t in task.f2p if old.outcomes.get(t) != grader.PASSED and new.outcomes.get(t) == grader.PASSED]
@@ -131,9 +130,7 @@ async def roll_all(
                 {"task": task.name, "patch": kind, "verdict": verdict.kind, "reason": verdict.reason, "right": right}
             )
 
-    async with asyncio.TaskGroup() if sys.version_info >= (3, 11) else _Group() as group:
-        for item in work:
-            group.create_task(one(*item))
+    await asyncio.gather(*(one(*item) for item in work))
     seconds = time.monotonic() - began
     right = sum(r["right"] for r in records)
     memory = sum(figures.memory) / max(1, len(figures.memory))
@@ -156,20 +153,6 @@ async def roll_all(
         "memory_bytes_per_sandbox": round(memory),
         "shared_bytes": images.shared_bytes,
     }
-
-
-class _Group:
-    """asyncio.TaskGroup for Python 3.10: waits for all, raises the first failure."""
-
-    async def __aenter__(self) -> _Group:
-        self._tasks: list[asyncio.Task[None]] = []
-        return self
-
-    def create_task(self, coro: Any) -> None:
-        self._tasks.append(asyncio.ensure_future(coro))
-
-    async def __aexit__(self, *exc: object) -> None:
-        await asyncio.gather(*self._tasks)
 
 
 def _rank(samples: list[float], percent: int) -> float:

@@ -100,12 +100,17 @@ def _path(line: str) -> str | None:
     return name.split("/", 1)[1].lstrip("/") if "/" in name else name
 
 
+async def apply(sandbox: Sandbox, task: Task, patch: str) -> Result:
+    """Apply a patch to the project, exactly or not at all."""
+    await sandbox.files.write("/tmp/patch", patch)
+    return await sandbox.run(["patch", "-p1", "--fuzz=0", "--batch", "-i", "/tmp/patch"], cwd=task.workdir, timeout=60)
+
+
 async def grade(sandbox: Sandbox, task: Task, diff: str) -> Verdict:
     """Decide about a diff in a sandbox that nobody has used."""
     patch, refused = take(diff, task.sources)
     if patch:
-        await sandbox.files.write("/tmp/patch", patch)
-        r = await sandbox.run(["patch", "-p1", "--fuzz=0", "--batch", "-i", "/tmp/patch"], cwd=task.workdir, timeout=60)
+        r = await apply(sandbox, task, patch)
         if r.exit_code != 0:
             return Verdict("failed", f"the diff does not apply: {r.stdout.strip()[-200:]}", refused)
     report = await run_tests(sandbox, task)

@@ -26,8 +26,7 @@ async def find(client: Client, task: Task, images: Images) -> tuple[list[str], l
     for patch in ("", "", task.true_patch(), task.true_patch()):
         async with await open_sandbox(client, task, images, Figures(), hidden=True) as sb:
             if patch:
-                await sb.files.write("/tmp/patch", patch)
-                (await sb.run(["patch", "-p1", "--batch", "-i", "/tmp/patch"], cwd=task.workdir)).check()
+                (await grader.apply(sb, task, patch)).check()
             report = await grader.run_tests(sb, task)
             if not report.canaries_right:
                 print(report.result.stdout[-2000:], report.result.stderr[-2000:])

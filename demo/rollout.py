@@ -7,7 +7,7 @@ import time
 
 from sandsea import Client, ContainerRunArgs, Result, Sandbox
 
-from . import cheats
+from . import cheats, grader
 from .images import Images
 from .tasks import GO_ENV, Task
 
@@ -58,8 +58,7 @@ async def roll_out(client: Client, task: Task, kind: str, images: Images, figure
         (await _sh(sb, "mkdir /tmp/before && cp -a . /tmp/before/a && ln -s $PWD /tmp/before/b", task)).check()
         patch = cheats.patch(task, kind)
         if patch:
-            await sb.files.write("/tmp/patch", patch)
-            (await _sh(sb, "patch -p1 --fuzz=0 --batch -i /tmp/patch", task)).check()
+            (await grader.apply(sb, task, patch)).check()
         command = cheats.command(task, kind)
         if command:
             (await _sh(sb, command, task)).check()
