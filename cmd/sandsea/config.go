@@ -39,7 +39,7 @@ type serverConfig struct {
 // CPU), so that a node promises more than it has.
 func defaultServerConfig() serverConfig {
 	return serverConfig{
-		Data: "/var/lib/sandsea", Listen: "127.0.0.1:7070", LogLevel: "info",
+		Data: "/var/lib/sandsea", Listen: "127.0.0.1:7070", LogLevel: "warn",
 		MemoryOvercommit: 4, CPUOvercommit: 50, WarmSandboxes: native.DefaultWarm,
 	}
 }

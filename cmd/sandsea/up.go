@@ -77,7 +77,7 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	log, err := newLog(quieter(cfg.LogLevel))
+	log, err := newLog(cfg.LogLevel)
 	if err != nil {
 		return err
 	}
@@ -152,15 +152,6 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 		log.Info("calls were cut off", "err", err)
 	}
 	return nil
-}
-
-// quieter is the log level of the daemons' own log on a terminal: people see the lines of up itself, so that info is too
-// much for them; debug and the rest stay.
-func quieter(level string) string {
-	if level == "info" {
-		return "warn"
-	}
-	return level
 }
 
 // listenAPI opens the public door; a port that is taken says by whom.

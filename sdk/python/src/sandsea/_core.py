@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import dataclasses
 import io
@@ -12,6 +13,7 @@ import random
 import stat
 import struct
 import tarfile
+import tempfile
 import urllib.parse
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -467,16 +469,12 @@ def image_messages(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def _data_messages(source: IO[bytes]) -> Iterator[bytes]:
-    import base64
-
     while chunk := source.read(CHUNK):
         yield envelope({"data": base64.b64encode(chunk).decode()})
 
 
 def pack(local: str | os.PathLike[str]) -> IO[bytes]:
     """A local file or directory as an unnamed tar file; the names are relative to it."""
-    import tempfile
-
     out = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with tarfile.open(fileobj=out, mode="w") as tar:
         root = pathlib.Path(local)
