@@ -5,6 +5,7 @@ package dirfd
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 
@@ -63,6 +64,66 @@ func Names(dir *os.File) ([]string, error) {
 	}
 	defer d.Close()
 	return d.Readdirnames(-1)
+}
+
+// Clear removes everything below dir, if that is at most so many entries that hold at most so many bytes; else it is
+// false, and some may be gone.
+func Clear(dir *os.File, entries int, bytes int64) (bool, error) {
+	return budget{&entries, &bytes}.clear(dir)
+}
+
+// budget is what Clear may still remove.
+type budget struct {
+	entries *int
+	bytes   *int64
+}
+
+func (b budget) clear(dir *os.File) (bool, error) {
+	d, err := Open(dir, ".")
+	if err != nil {
+		return false, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(*b.entries + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	if *b.entries -= len(names); *b.entries < 0 {
+		return false, nil
+	}
+	for _, name := range names {
+		if ok, err := b.remove(d, name); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (b budget) remove(dir *os.File, name string) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return false, failed("stat", dir, name, err)
+	}
+	if *b.bytes -= st.Blocks * 512; *b.bytes < 0 {
+		return false, nil
+	}
+	flags := 0
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		sub, err := Open(dir, name)
+		if err != nil {
+			return false, err
+		}
+		ok, err := b.clear(sub)
+		sub.Close()
+		if !ok || err != nil {
+			return false, err
+		}
+		flags = unix.AT_REMOVEDIR
+	}
+	if err := unix.Unlinkat(int(dir.Fd()), name, flags); err != nil {
+		return false, failed("remove", dir, name, err)
+	}
+	return true, nil
 }
 
 // Free is what may be written to the file system that f lies on.

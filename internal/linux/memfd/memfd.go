@@ -40,11 +40,46 @@ func Create(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
+// Sized makes a file of zeros whose size nobody can change any more: what a peer may fill, up to there.
+func Sized(name string, size int64) (*os.File, error) {
+	f, err := Create(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Truncate(size); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("size memfd %s: %w", name, err)
+	}
+	if err := seal(f, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Path gives a descriptor that only names the file: it can neither read nor write, and who has it may open the file by
+// /proc/self/fd only as far as the file's owner and mode let them.
+func Path(f *os.File) (*os.File, error) {
+	var path *os.File
+	err := control(f, func(fd uintptr) error {
+		n, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("name memfd %s: %w", f.Name(), err)
+		}
+		path = os.NewFile(uintptr(n), f.Name())
+		return nil
+	})
+	return path, err
+}
+
 // Seal forbids every change of the file from now on.
 func Seal(f *os.File) error {
-	const all = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	return seal(f, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+}
+
+func seal(f *os.File, what int) error {
 	return control(f, func(fd uintptr) error {
-		if _, err := unix.FcntlInt(fd, unix.F_ADD_SEALS, all); err != nil {
+		if _, err := unix.FcntlInt(fd, unix.F_ADD_SEALS, what); err != nil {
 			return fmt.Errorf("seal memfd %s: %w", f.Name(), err)
 		}
 		return nil

@@ -237,6 +237,19 @@ func MakeLink(dir *os.File, name, target string) error {
 	return nil
 }
 
+// Remove removes what is no directory below dir. A missing one is no error.
+func Remove(dir *os.File, name string) error { return remove(dir, name, 0) }
+
+// RemoveDir removes an empty directory below dir. A missing one is no error.
+func RemoveDir(dir *os.File, name string) error { return remove(dir, name, unix.AT_REMOVEDIR) }
+
+func remove(dir *os.File, name string, flags int) error {
+	if err := unix.Unlinkat(int(dir.Fd()), name, flags); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %s: %w", name, err)
+	}
+	return nil
+}
+
 // OpenDir opens a directory below dir; a symbolic link is not followed.
 func OpenDir(dir *os.File, name string) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

@@ -3,6 +3,7 @@ package pidfd_test
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -12,14 +13,18 @@ import (
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 )
 
-func start(t *testing.T, script string) (*exec.Cmd, *os.File) {
+// start runs a script whose standard input ends when input is closed.
+func start(t *testing.T, script string) (_ *exec.Cmd, f *os.File, input io.Closer) {
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", script)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	f, err := pidfd.Open(cmd.Process.Pid)
-	if err != nil {
+	if f, err = pidfd.Open(cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -27,17 +32,19 @@ func start(t *testing.T, script string) (*exec.Cmd, *os.File) {
 		_ = cmd.Wait()
 		f.Close()
 	})
-	return cmd, f
+	return cmd, f, input
 }
 
 func TestWaitReturnsWhenTheProcessEnds(t *testing.T) {
-	cmd, f := start(t, "read x; exit 3")
+	cmd, f, input := start(t, "read x; exit 3")
 	if done, err := pidfd.Done(f); err != nil || done {
 		t.Fatalf("Done of a running process = %v, %v", done, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	// Standard input is /dev/null: it ends by itself.
+	if err := input.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := pidfd.Wait(ctx, f); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +65,7 @@ func TestWaitReturnsWhenTheProcessEnds(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
-	_, f := start(t, "exec sleep 60")
+	_, f, _ := start(t, "exec sleep 60")
 	want := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(want)
@@ -77,8 +84,8 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 }
 
 func TestIdentityDiffers(t *testing.T) {
-	_, a := start(t, "exec sleep 60")
-	_, b := start(t, "exec sleep 60")
+	_, a, _ := start(t, "exec sleep 60")
+	_, b, _ := start(t, "exec sleep 60")
 	ia, err := pidfd.Identity(a)
 	if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,19 @@ func ToFile(pipe, file int, off int64, n int) (int, error) {
 	}
 }
 
+// FromTerminal moves at most n bytes that the master of a terminal has into the pipe. Nothing of it is anywhere else
+// meanwhile, so that a kill of this process loses none. It answers EAGAIN when there is nothing now or no room, and EIO
+// at the end.
+func FromTerminal(master, pipe, n int) (int, error) {
+	for {
+		m, err := unix.Splice(master, nil, pipe, nil, n, unix.SPLICE_F_NONBLOCK)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return int(m), err
+	}
+}
+
 // Discard takes at most n bytes out of the pipe and drops them; null is /dev/null open for writing. Answers as ToFile.
 func Discard(pipe, null, n int) (int, error) {
 	for {

@@ -132,7 +132,8 @@ func (c *Conn) Send(ctx context.Context, payload []byte, files ...*os.File) erro
 }
 
 // Recv receives one message into buf; the files are the caller's. It waits at most until ctx ends. io.EOF when the
-// other end is closed.
+// other end is closed. With ErrTruncated n is the size of the payload if only the descriptors were cut, as they are when
+// this process can hold no more, else 0.
 func (c *Conn) Recv(ctx context.Context, buf []byte) (n int, files []*os.File, err error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
@@ -155,6 +156,9 @@ func (c *Conn) Recv(ctx context.Context, buf []byte) (n int, files []*os.File, e
 		}
 		return err
 	})
+	if errors.Is(err, ErrTruncated) {
+		return n, nil, err
+	}
 	if err != nil {
 		return 0, nil, err
 	}

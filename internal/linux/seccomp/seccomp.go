@@ -43,15 +43,13 @@ var subtracted = []string{
 // (fs.aio-max-nr) for all sandboxes, and each could fill it; databases fall back.
 var absent = []string{"io_setup"}
 
-// families are the sockets that a sandbox gets: those that programs use and that end at its network namespace. The
-// others are code that opening one may load into the kernel, and AF_VSOCK reaches the machine's own hypervisor.
-var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_PACKET}
+// families are the sockets that a sandbox gets: those that programs use and that end at its network namespace, where
+// the programs on its control group judge what is sent. The others are code that opening one may load into the kernel;
+// AF_PACKET sends past every judge, and AF_VSOCK reaches the machine's own hypervisor.
+var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6}
 
-// netlinks are the protocols of AF_NETLINK that a sandbox gets.
-var netlinks = []uint32{
-	unix.NETLINK_ROUTE, unix.NETLINK_USERSOCK, unix.NETLINK_SOCK_DIAG, unix.NETLINK_AUDIT, unix.NETLINK_KOBJECT_UEVENT,
-	unix.NETLINK_GENERIC,
-}
+// netlinks are the protocols of AF_NETLINK that a sandbox gets: to look at links, addresses and routes.
+var netlinks = []uint32{unix.NETLINK_ROUTE}
 
 // transports are protocols over IP that a sandbox does not get: nobody uses them, and each loads a module with a past.
 var transports = []uint32{unix.IPPROTO_DCCP, unix.IPPROTO_L2TP, unix.IPPROTO_SCTP}
@@ -211,7 +209,7 @@ func sockets() []rule {
 	for _, f := range families {
 		rules = append(rules, rule{when: []condition{equal(0, f)}, then: allow})
 	}
-	for _, f := range []uint32{unix.AF_VSOCK, unix.AF_ALG} {
+	for _, f := range []uint32{unix.AF_PACKET, unix.AF_VSOCK, unix.AF_ALG} {
 		rules = append(rules, rule{when: []condition{equal(0, f)}, then: errno(unix.EPERM)})
 	}
 	return append(rules, rule{then: errno(unix.EAFNOSUPPORT)})

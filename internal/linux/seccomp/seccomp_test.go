@@ -142,8 +142,13 @@ func TestVerdicts(t *testing.T) {
 		{"the kernel's ciphers", "socket", []uint64{unix.AF_ALG}, "EPERM"},
 		{"an IPv4 socket", "socket", []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC}, "allow"},
 		{"multipath TCP", "socket", []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, "allow"},
-		{"frames", "socket", []uint64{unix.AF_PACKET, unix.SOCK_RAW, 0x300}, "allow"},
-		{"events of devices", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT}, "allow"},
+		{"frames", "socket", []uint64{unix.AF_PACKET, unix.SOCK_RAW, 0x300}, "EPERM"},
+		{"frames behind high bits", "socket", []uint64{high | unix.AF_PACKET, unix.SOCK_DGRAM, 0x300}, "EPERM"},
+		{"frames past the kernel", "socket", []uint64{unix.AF_XDP, unix.SOCK_RAW}, "EAFNOSUPPORT"},
+		{"events of devices", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT}, "EPROTONOSUPPORT"},
+		{"generic netlink", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC}, "EPROTONOSUPPORT"},
+		{"sockets of others", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG}, "EPROTONOSUPPORT"},
+		{"auditing", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT}, "EPROTONOSUPPORT"},
 		{"the connector of the machine", "socket", []uint64{unix.AF_NETLINK, unix.SOCK_DGRAM, unix.NETLINK_CONNECTOR}, "EPROTONOSUPPORT"},
 		{"SCTP", "socket", []uint64{unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP}, "EPROTONOSUPPORT"},
 		{
@@ -188,7 +193,7 @@ func TestSocketsAreOfAFewFamilies(t *testing.T) {
 			}
 		}
 	}
-	want := []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_PACKET}
+	want := []uint64{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 	if !slices.Equal(got, want) {
 		t.Errorf("families %v, want %v", got, want)
 	}
