@@ -85,8 +85,28 @@ type Error struct {
 	// Errno and ErrnoName tell a refused system call: 2, "ENOENT".
 	Errno     int
 	ErrnoName string
+	// Stage is where a create failed: StageQueue, StageImage or StageStart.
+	Stage string
 	// Err is the error underneath, for logs; its text is not shown to callers.
 	Err error
+}
+
+// The stages of a create.
+const (
+	StageQueue = "queue" // waiting for room
+	StageImage = "image" // resolving, fetching and mounting what the root is made of
+	StageStart = "start"
+)
+
+// AtStage says where a create failed, unless err says it already. nil stays nil.
+func AtStage(err error, stage string) error {
+	e := From(err)
+	if e == nil || e.Stage != "" {
+		return err
+	}
+	c := *e
+	c.Stage, c.Err = stage, err
+	return &c
 }
 
 // New makes an Error. The object may be empty.
@@ -118,12 +138,16 @@ func (e *Error) Wrap(err error) *Error {
 	return e
 }
 
-// Error is the sentence: "object: what happened. What to do".
+// Error is the sentence: "object: what happened. What to do". Of a sandbox that has ended, Cause being set, it is told:
+// "sandbox s7q3k2m5 ended 3m ago: idle 300 s. …".
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.Object != "" {
 		b.WriteString(e.Object)
-		b.WriteString(": ")
+		if e.Cause == "" {
+			b.WriteString(":")
+		}
+		b.WriteString(" ")
 	}
 	if e.Msg != "" {
 		b.WriteString(e.Msg)
