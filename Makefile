@@ -13,10 +13,11 @@ export PATH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandsea/$(GOTOOLCHAIN)/bin
 TOOL := tools/run.sh
 PYTHON := build/venv/bin/python
 VENV := build/venv/.ready
+ADAPTORS := build/venv-adaptors/.ready
 VERSION := 0.1.0+$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 SKIPS := build/skips.txt
 
-.PHONY: help setup build init demo test test-go test-python test-c fuzz verify fix generate clean \
+.PHONY: help setup build init demo newcomer test test-go test-python test-adaptors test-c fuzz verify fix generate clean \
 	verify-format verify-vet verify-lint verify-arch verify-generated verify-api verify-licences verify-vulnerabilities \
 	verify-python verify-c
 
@@ -36,7 +37,10 @@ init: setup
 demo: build $(VENV) ## The main job on real input: 64 rollouts, each graded in a fresh sandbox
 	@PYTHONUNBUFFERED=1 $(PYTHON) -m demo --binary build/sandsea --out build/demo.json
 
-test: build test-c test-go test-python ## All tests
+newcomer: setup init ## What somebody does who has only the README: ten steps from a fresh clone, with builds and the demo
+	@go run ./test/newcomer
+
+test: build test-c test-go test-python test-adaptors ## All tests
 	@tools/skips.sh $(SKIPS)
 
 test-c: init
@@ -50,8 +54,19 @@ test-go: build
 
 test-python: build $(VENV)
 	@echo "test: Python"
-	cd sdk/python && ../../$(PYTHON) -m pytest -q tests
+	cd sdk/python && ../../$(PYTHON) -m pytest -q tests --ignore tests/adaptors
 	$(PYTHON) -m pytest -q demo/tests
+
+test-adaptors: build $(ADAPTORS) ## The adaptors of agent frameworks against the frameworks themselves
+	@echo "test: adaptors"
+	cd sdk/python && ../../build/venv-adaptors/bin/python -m pytest -q tests/adaptors
+
+# The frameworks have many dependencies, so that they have an environment of their own.
+$(ADAPTORS): sdk/adaptors-requirements.txt sdk/python/pyproject.toml
+	@echo "setup: Python environment of the adaptors"
+	@$$(tools/python312.sh) -m venv --clear build/venv-adaptors
+	@build/venv-adaptors/bin/python -m pip install -q -r sdk/adaptors-requirements.txt -e sdk/python
+	@touch $@
 
 # The environment of the SDK's tests: the SDK itself, editable, and the pinned tools of sdk/requirements.txt.
 $(VENV): sdk/requirements.txt sdk/python/pyproject.toml sdk/libdsec/pyproject.toml

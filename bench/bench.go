@@ -51,6 +51,8 @@ type Config struct {
 	Rounds int
 	// PerRound is how many samples a peer gives in one round, by name; DefaultPerRound for others.
 	PerRound map[string]int
+	// Added compares the first peer with the others by how much longer it takes, not by how many times faster it is.
+	Added bool
 	// RateFor is how long a peer is driven by Workers at once in each round to find its rate. 0: no rate.
 	RateFor time.Duration
 	// Workers in the rate phase. 0: one per CPU.
@@ -101,6 +103,8 @@ type Document struct {
 	Rounds int    `json:"rounds"`
 	// Steal is the part of the machine's time that its host gave to others.
 	Steal float64 `json:"steal"`
+	// Load is how many processes ran or waited for a processor, on average over the minute before.
+	Load float64 `json:"load"`
 	// Notes are what a reader must know to compare.
 	Notes []string `json:"notes,omitempty"`
 	// Errors are the first failures.
@@ -111,7 +115,7 @@ type Document struct {
 type Result struct {
 	Metric string `json:"metric"`
 	Of     string `json:"of"`
-	// Against is the peer that a ratio compares with.
+	// Against is the peer that a ratio or difference compares with.
 	Against string   `json:"against,omitempty"`
 	Unit    string   `json:"unit"`
 	N       int      `json:"n"`
@@ -123,6 +127,24 @@ type Result struct {
 	// Low and High bound Value with a confidence of 95 %.
 	Low  *float64 `json:"low,omitempty"`
 	High *float64 `json:"high,omitempty"`
+}
+
+// Join makes one document of the parts of a bench that were measured one after the other.
+func Join(name, title string, parts ...Document) Document {
+	d := parts[0]
+	d.Bench, d.Title = name, title
+	for _, p := range parts[1:] {
+		// Each part's own steal, by the time that it took.
+		if all := d.Seconds + p.Seconds; all > 0 {
+			d.Steal = round3((d.Steal*d.Seconds + p.Steal*p.Seconds) / all)
+		}
+		d.Seconds = round3(d.Seconds + p.Seconds)
+		d.Failures += p.Failures
+		d.Results = append(slices.Clip(d.Results), p.Results...)
+		d.Notes = append(slices.Clip(d.Notes), p.Notes...)
+		d.Errors = append(slices.Clip(d.Errors), p.Errors...)
+	}
+	return d
 }
 
 // record is what one peer gave.
@@ -178,7 +200,7 @@ func Run(ctx context.Context, cfg Config, peers ...Peer) (_ Document, err error)
 			return Document{}, err
 		}
 	}
-	before, err := readCPU()
+	m, err := newMeter()
 	if err != nil {
 		return Document{}, err
 	}
@@ -190,18 +212,12 @@ func Run(ctx context.Context, cfg Config, peers ...Peer) (_ Document, err error)
 			cfg.Progress(round+1, cfg.Rounds)
 		}
 	}
-	after, err := readCPU()
-	if err != nil {
-		return Document{}, err
-	}
-	machine, err := ReadMachine()
-	if err != nil {
-		return Document{}, err
-	}
+	m.started = started
 	d := Document{
-		Schema: Schema, Bench: cfg.Bench, Version: cfg.Version, Started: started.UTC().Truncate(time.Second),
-		Seconds: round3(time.Since(started).Seconds()), Machine: machine, Failures: b.failures, Title: cfg.Title,
-		Warmup: cfg.Warmup, Rounds: cfg.Rounds, Steal: round3(before.stealUntil(after)), Errors: b.errs,
+		Bench: cfg.Bench, Version: cfg.Version, Failures: b.failures, Title: cfg.Title, Warmup: cfg.Warmup, Rounds: cfg.Rounds, Errors: b.errs,
+	}
+	if err := m.read(&d); err != nil {
+		return Document{}, err
 	}
 	d.Results = results(cfg, records)
 	for _, r := range records {
@@ -319,13 +335,17 @@ func results(cfg Config, records []*record) []Result {
 	}
 	random := rand.New(rand.NewPCG(cfg.Seed, 0))
 	for _, other := range records[1:] {
-		v, low, high, ok := ratio(records[0].rounds, other.rounds, random)
+		c, suffix, unit := comparison(faster), "_ratio", "x"
+		if cfg.Added {
+			c, suffix, unit = added, "_added", "ms"
+		}
+		v, low, high, ok := compare(records[0].rounds, other.rounds, c, random)
 		if !ok {
 			continue
 		}
 		v, low, high = round3(v), round3(low), round3(high)
 		out = append(out, Result{
-			Metric: cfg.Metric + "_ratio", Of: records[0].peer.Name(), Against: other.peer.Name(), Unit: "x",
+			Metric: cfg.Metric + suffix, Of: records[0].peer.Name(), Against: other.peer.Name(), Unit: unit,
 			N: cfg.Rounds, Value: &v, Low: &low, High: &high,
 		})
 	}

@@ -69,7 +69,7 @@ func TestRatio(t *testing.T) {
 	random := func() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 	t.Run("of what never varies is exact", func(t *testing.T) {
 		a, b := [][]time.Duration{ms(2, 2), ms(2, 2)}, [][]time.Duration{ms(20), ms(20)}
-		v, low, high, ok := ratio(a, b, random())
+		v, low, high, ok := compare(a, b, faster, random())
 		if !ok || v != 10 || low != 10 || high != 10 {
 			t.Errorf("%v [%v, %v] %v", v, low, high, ok)
 		}
@@ -80,7 +80,7 @@ func TestRatio(t *testing.T) {
 			slow := float64(1 + i%2*4)
 			a, b = append(a, ms(slow, slow, slow)), append(b, ms(10*slow, 10*slow, 10*slow))
 		}
-		v, low, high, ok := ratio(a, b, random())
+		v, low, high, ok := compare(a, b, faster, random())
 		if !ok || v != 10 || low != 10 || high != 10 {
 			t.Errorf("%v [%v, %v] %v", v, low, high, ok)
 		}
@@ -92,13 +92,13 @@ func TestRatio(t *testing.T) {
 			a = append(a, ms(1+r.Float64(), 1+r.Float64()))
 			b = append(b, ms(10+10*r.Float64(), 10+10*r.Float64()))
 		}
-		v, low, high, ok := ratio(a, b, random())
+		v, low, high, ok := compare(a, b, faster, random())
 		if !ok || low >= v || high <= v || low < 5 || high > 20 {
 			t.Errorf("%v [%v, %v] %v", v, low, high, ok)
 		}
 	})
 	t.Run("without samples there is none", func(t *testing.T) {
-		if _, _, _, ok := ratio([][]time.Duration{nil}, [][]time.Duration{ms(1)}, random()); ok {
+		if _, _, _, ok := compare([][]time.Duration{nil}, [][]time.Duration{ms(1)}, faster, random()); ok {
 			t.Error("a ratio of nothing")
 		}
 	})
@@ -177,6 +177,86 @@ func TestRunTakesTurnsAndCounts(t *testing.T) {
 			t.Errorf("machine %+v", d.Machine)
 		}
 	})
+}
+
+func TestRunTellsWhatOneAdds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config
+		cfg.Added = true
+		d, err := Run(t.Context(), cfg, &fake{name: "a", times: ms(3)}, &fake{name: "b", times: ms(5)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := d.Results[2]
+		if r.Metric != "create_ready_added" || r.Of != "a" || r.Against != "b" || r.Unit != "ms" || *r.Value != -2 || *r.Low != -2 || *r.High != -2 {
+			t.Errorf("%+v, want 2 ms less", r)
+		}
+	})
+}
+
+func TestValueIsTheMedian(t *testing.T) {
+	for _, c := range []struct {
+		rounds []float64
+		want   float64
+	}{{[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 2, 9}, 2}, {[]float64{1.23456}, 1.235}} {
+		if r := Value("m", "a", "s", c.rounds...); *r.Value != c.want || r.N != len(c.rounds) || r.Metric != "m" || r.Of != "a" || r.Unit != "s" {
+			t.Errorf("%v: %+v, want %v", c.rounds, r, c.want)
+		}
+	}
+}
+
+func TestDistributionLeavesItsSamplesAlone(t *testing.T) {
+	samples := ms(3, 1, 2)
+	if r := Distribution("m", "a", samples); *r.P50 != 2 || *r.Max != 3 || r.N != 3 {
+		t.Errorf("%+v", r)
+	}
+	if diff := cmp.Diff(ms(3, 1, 2), samples); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestJoin(t *testing.T) {
+	a, b := document(), document()
+	a.Seconds, a.Steal, a.Failures, a.Notes = 30, 0, 1, []string{"first"}
+	b.Seconds, b.Steal, b.Failures, b.Notes, b.Errors = 10, 0.4, 2, []string{"second"}, []string{"it broke"}
+	d := Join("net", "both", a, b)
+	if d.Bench != "net" || d.Title != "both" || d.Seconds != 40 || d.Steal != 0.1 || d.Failures != 3 || d.Version != a.Version {
+		t.Errorf("%+v", d)
+	}
+	if len(d.Results) != len(a.Results)+len(b.Results) || len(d.Notes) != 2 || len(d.Errors) != 1 {
+		t.Errorf("%d results, notes %q, errors %q", len(d.Results), d.Notes, d.Errors)
+	}
+	if len(a.Results) != 5 || a.Failures != 1 {
+		t.Error("a part was changed")
+	}
+}
+
+func TestMeasureTellsWhatItWasMeasuredUnder(t *testing.T) {
+	d, err := Measure(func() (Document, error) { return Document{Failures: 3}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Schema != Schema || d.Failures != 3 || d.Machine.CPUs == 0 || d.Started.IsZero() || d.Load < 0 {
+		t.Errorf("%+v", d)
+	}
+	broken := errors.New("broken")
+	if _, err := Measure(func() (Document, error) { return Document{}, broken }); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestMemoryUsedIsThatOfThisMachine(t *testing.T) {
+	used, err := MemoryUsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := ReadMachine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used <= 0 || used >= m.MemoryBytes {
+		t.Errorf("%d of %d bytes", used, m.MemoryBytes)
+	}
 }
 
 func TestRunMeasuresTheRateWithTheUndo(t *testing.T) {
@@ -264,6 +344,24 @@ func document() Document {
 	}
 }
 
+// several is of a bench that measures more than one thing.
+func several() Document {
+	p := func(v float64) *float64 { return &v }
+	d := document()
+	d.Bench, d.Title, d.Load, d.Warmup = "net", "network: a policy against none, Aether against a direct line, in turn", 4.25, 20
+	d.Results = []Result{
+		{Metric: "create_ready", Of: "policy", Unit: "ms", N: 500, P50: p(0.9), P90: p(1.1), P99: p(2), Max: p(3.5)},
+		{Metric: "create_ready", Of: "none", Unit: "ms", N: 500, P50: p(0.7), P90: p(0.9), P99: p(1.5), Max: p(2.5)},
+		{Metric: "create_ready_added", Of: "policy", Against: "none", Unit: "ms", N: 5, Value: p(0.201), Low: p(0.187), High: p(0.22)},
+		{Metric: "connect", Of: "aether", Unit: "ms", N: 500, P50: p(0.2), P90: p(0.3), P99: p(0.9), Max: p(1)},
+		{Metric: "connect", Of: "direct", Unit: "ms", N: 500, P50: p(0.04), P90: p(0.05), P99: p(0.1), Max: p(0.2)},
+		{Metric: "connect_added", Of: "aether", Against: "direct", Unit: "ms", N: 5, Value: p(0.16), Low: p(0.15), High: p(0.17)},
+		{Metric: "download_1", Of: "aether", Unit: "Gbit/s", N: 5, Value: p(11.4)},
+		{Metric: "burst_rate", Of: "policy", Unit: "1/s", N: 1, Value: p(480)},
+	}
+	return d
+}
+
 func TestWriteTable(t *testing.T) {
 	var b bytes.Buffer
 	if err := WriteTable(&b, document()); err != nil {
@@ -276,6 +374,10 @@ func TestWriteTable(t *testing.T) {
 	*slow.Results[4].Value, *slow.Results[4].Low, *slow.Results[4].High = 0.5, 0.4, 0.8
 	b.WriteString("\n")
 	if err := WriteTable(&b, slow); err != nil {
+		t.Fatal(err)
+	}
+	b.WriteString("\n")
+	if err := WriteTable(&b, several()); err != nil {
 		t.Fatal(err)
 	}
 	golden.Equal(t, "table.txt", b.Bytes())

@@ -36,15 +36,11 @@ func Load(ctx context.Context, cfg LoadConfig, once func(context.Context) (time.
 	if err := cfg.Validate(); err != nil {
 		return Document{}, err
 	}
-	started := time.Now()
-	before, err := readCPU()
+	m, err := newMeter()
 	if err != nil {
 		return Document{}, err
 	}
-	l := load{doc: Document{
-		Schema: Schema, Bench: cfg.Bench, Version: cfg.Version, Started: started.UTC().Truncate(time.Second), Title: cfg.Title,
-		Warmup: cfg.Warmup, Rounds: 1,
-	}}
+	l := load{doc: Document{Bench: cfg.Bench, Version: cfg.Version, Title: cfg.Title, Warmup: cfg.Warmup, Rounds: 1}}
 	l.drive(ctx, cfg.Warmup, cfg.InFlight, once)
 	l.samples = nil
 	measured := time.Now()
@@ -56,16 +52,10 @@ func Load(ctx context.Context, cfg LoadConfig, once func(context.Context) (time.
 	if len(l.samples) == 0 {
 		return Document{}, errors.New("bench: every call failed: " + l.doc.Errors[0])
 	}
-	after, err := readCPU()
-	if err != nil {
-		return Document{}, err
-	}
-	if l.doc.Machine, err = ReadMachine(); err != nil {
+	if err := m.read(&l.doc); err != nil {
 		return Document{}, err
 	}
 	rate := round3(float64(len(l.samples)) / spent.Seconds())
-	l.doc.Seconds = round3(time.Since(started).Seconds())
-	l.doc.Steal = round3(before.stealUntil(after))
 	l.doc.Results = []Result{distribution(cfg.Metric, cfg.Of, l.samples)}
 	if cfg.RateMetric != "" {
 		l.doc.Results = append(l.doc.Results, Result{Metric: cfg.RateMetric, Of: cfg.Of, Unit: "1/s", N: len(l.samples), Value: &rate})

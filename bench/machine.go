@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -84,6 +85,76 @@ func field(path, key string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s has no %s: %w", path, key, fs.ErrNotExist)
+}
+
+// meter knows what a run was measured under.
+type meter struct {
+	started time.Time
+	cpu     cpuTimes
+	load    float64
+}
+
+func newMeter() (m meter, err error) {
+	m.started = time.Now()
+	if m.load, err = loadAverage(); err != nil {
+		return m, err
+	}
+	m.cpu, err = readCPU()
+	return m, err
+}
+
+// read writes it into a document.
+func (m meter) read(d *Document) error {
+	after, err := readCPU()
+	if err != nil {
+		return err
+	}
+	if d.Machine, err = ReadMachine(); err != nil {
+		return err
+	}
+	d.Schema, d.Started, d.Seconds = Schema, m.started.UTC().Truncate(time.Second), round3(time.Since(m.started).Seconds())
+	d.Steal, d.Load = round3(m.cpu.stealUntil(after)), m.load
+	return nil
+}
+
+// Measure adds to what do has measured how long it took, and under which circumstances.
+func Measure(do func() (Document, error)) (Document, error) {
+	m, err := newMeter()
+	if err != nil {
+		return Document{}, err
+	}
+	d, err := do()
+	if err != nil {
+		return Document{}, err
+	}
+	return d, m.read(&d)
+}
+
+// loadAverage is that of the minute before.
+func loadAverage() (float64, error) {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(b), " ")
+	return strconv.ParseFloat(first, 64)
+}
+
+// MemoryUsed is how much memory of the machine is not available, in bytes.
+func MemoryUsed() (int64, error) {
+	var at [2]int64
+	for i, key := range []string{"MemTotal:", "MemAvailable:"} {
+		text, err := field("/proc/meminfo", key)
+		if err != nil {
+			return 0, err
+		}
+		kib, err := strconv.ParseInt(strings.TrimSuffix(text, " kB"), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s of /proc/meminfo: %w", key, err)
+		}
+		at[i] = kib * 1024
+	}
+	return at[0] - at[1], nil
 }
 
 // cpuTimes are those of the whole machine, in ticks.

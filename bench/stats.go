@@ -17,6 +17,17 @@ func Percentile(sorted []time.Duration, p float64) time.Duration {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
+// Distribution is a Result over samples, in milliseconds.
+func Distribution(metric, of string, samples []time.Duration) Result {
+	return distribution(metric, of, slices.Clone(samples))
+}
+
+// Value is a Result of one figure: the median of what was found in so many rounds, at least one.
+func Value(metric, of, unit string, rounds ...float64) Result {
+	v := round3(median(rounds))
+	return Result{Metric: metric, Of: of, Unit: unit, N: len(rounds), Value: &v}
+}
+
 func distribution(metric, of string, samples []time.Duration) Result {
 	r := Result{Metric: metric, Of: of, Unit: "ms", N: len(samples)}
 	if len(samples) == 0 {
@@ -31,15 +42,27 @@ func distribution(metric, of string, samples []time.Duration) Result {
 	return r
 }
 
-// ratio is how many times faster a is than b at the median, with bounds that hold in 95 of 100 cases: whole rounds are
-// drawn anew, for both alike, since samples of one round resemble each other.
-func ratio(a, b [][]time.Duration, random *rand.Rand) (value, low, high float64, ok bool) {
+// comparison is what two medians say about each other; false: nothing.
+type comparison func(a, b time.Duration) (float64, bool)
+
+// faster is how many times faster the first is.
+func faster(a, b time.Duration) (float64, bool) { return float64(b) / float64(a), a > 0 && b > 0 }
+
+// added is how many milliseconds the first takes more.
+func added(a, b time.Duration) (float64, bool) {
+	return float64(a-b) / float64(time.Millisecond), a > 0 && b > 0
+}
+
+// compare gives what c says of the medians of a and b, with bounds that hold in 95 of 100 cases: whole rounds are drawn
+// anew, for both alike, since samples of one round resemble each other.
+func compare(a, b [][]time.Duration, c comparison, random *rand.Rand) (value, low, high float64, ok bool) {
 	n := min(len(a), len(b))
 	whole := make([]int, n)
 	for i := range whole {
 		whole[i] = i
 	}
-	value, ok = ratioOf(a, b, whole)
+	of := func(rounds []int) (float64, bool) { return c(medianOf(a, rounds), medianOf(b, rounds)) }
+	value, ok = of(whole)
 	if !ok {
 		return 0, 0, 0, false
 	}
@@ -49,7 +72,7 @@ func ratio(a, b [][]time.Duration, random *rand.Rand) (value, low, high float64,
 		for i := range pick {
 			pick[i] = random.IntN(n)
 		}
-		if v, ok := ratioOf(a, b, pick); ok {
+		if v, ok := of(pick); ok {
 			all = append(all, v)
 		}
 	}
@@ -59,11 +82,6 @@ func ratio(a, b [][]time.Duration, random *rand.Rand) (value, low, high float64,
 		return all[min(max(rank, 1), len(all))-1]
 	}
 	return value, at(2.5), at(97.5), true
-}
-
-func ratioOf(a, b [][]time.Duration, rounds []int) (float64, bool) {
-	ma, mb := medianOf(a, rounds), medianOf(b, rounds)
-	return float64(mb) / float64(ma), ma > 0 && mb > 0
 }
 
 func medianOf(samples [][]time.Duration, rounds []int) time.Duration {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -16,18 +17,25 @@ func WriteTable(w io.Writer, d Document) error {
 	if d.Title != "" {
 		fmt.Fprintf(&b, "%s; %s apart\n", d.Title, count(d.Warmup, "warm-up"))
 	}
+	many := countMetrics(d) > 1
 	rates := map[string]float64{}
 	for _, r := range d.Results {
-		if r.Value != nil && r.Unit == "1/s" {
+		if r.Value != nil && r.Unit == "1/s" && !many {
 			rates[r.Of] = *r.Value
 		}
 	}
 	rows := [][]string{{"", "n", "p50", "p90", "p99", "max", "rate"}}
+	if many {
+		rows[0] = rows[0][:6]
+	}
 	for _, r := range d.Results {
 		if r.Value != nil {
 			continue
 		}
 		row := []string{r.Of, fmt.Sprint(r.N)}
+		if many {
+			row[0] = label(r)
+		}
 		for _, v := range []*float64{r.P50, r.P90, r.P99, r.Max} {
 			if v == nil {
 				row = append(row, "-")
@@ -37,7 +45,7 @@ func WriteTable(w io.Writer, d Document) error {
 		}
 		if v, ok := rates[r.Of]; ok {
 			row = append(row, fmt.Sprintf("%.0f/s", v))
-		} else {
+		} else if !many {
 			row = append(row, "-")
 		}
 		rows = append(rows, row)
@@ -48,25 +56,34 @@ func WriteTable(w io.Writer, d Document) error {
 		if r.Against == "" || r.Value == nil {
 			continue
 		}
-		v, low, high, word := *r.Value, *r.Low, *r.High, "faster"
-		if v < 1 {
-			v, low, high, word = 1/v, 1/high, 1/low, "slower"
+		end := against(r, countPeers(d) > 2)
+		if many { // on lines of their own
+			metric, _, _ := strings.Cut(r.Metric, "_added")
+			fmt.Fprintf(&b, "%s: %s\n", words(metric), end)
+			continue
 		}
-		than := ""
-		if countPeers(d) > 2 {
-			than = " than " + r.Against
+		ends = append(ends, end)
+	}
+	if many {
+		rows = nil
+		for _, r := range d.Results {
+			if r.Value != nil && r.Against == "" {
+				rows = append(rows, []string{label(r), number(*r.Value) + " " + r.Unit})
+			}
 		}
-		ends = append(ends, fmt.Sprintf("%s is %.1f times %s%s at p50 (95 %%: %.1f to %.1f)", r.Of, v, word, than, low, high))
+		if len(rows) > 0 {
+			writeRows(&b, rows)
+		}
 	}
 	ends = append(ends, count(d.Failures, "failure"), fmt.Sprintf("%.0f s", d.Seconds))
 	b.WriteString(strings.Join(ends, "; ") + "\n")
 	kernel, _, _ := strings.Cut(d.Machine.Kernel, "-")
 	verdict := "quiet enough"
-	if d.Steal > quiet {
+	if d.Steal > quiet || d.Load > float64(d.Machine.CPUs) {
 		verdict = "too much to trust these figures"
 	}
-	fmt.Fprintf(&b, "%s, Linux %s, cgroup %s; steal %.1f %%: %s\n", count(d.Machine.CPUs, "CPU"), kernel, d.Machine.Cgroup,
-		d.Steal*100, verdict)
+	fmt.Fprintf(&b, "%s, Linux %s, cgroup %s; steal %.1f %%, load %.1f before: %s\n", count(d.Machine.CPUs, "CPU"), kernel,
+		d.Machine.Cgroup, d.Steal*100, d.Load, verdict)
 	for _, n := range d.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
@@ -75,6 +92,39 @@ func WriteTable(w io.Writer, d Document) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// against says how a peer compares with another, which is named if there are others.
+func against(r Result, name bool) string {
+	v, low, high := *r.Value, *r.Low, *r.High
+	if strings.HasSuffix(r.Metric, "_added") {
+		return fmt.Sprintf("%s takes %.3f ms more than %s at p50 (95 %%: %.3f to %.3f)", r.Of, v, r.Against, low, high)
+	}
+	word := "faster"
+	if v < 1 {
+		v, low, high, word = 1/v, 1/high, 1/low, "slower"
+	}
+	than := ""
+	if name {
+		than = " than " + r.Against
+	}
+	return fmt.Sprintf("%s is %.1f times %s%s at p50 (95 %%: %.1f to %.1f)", r.Of, v, word, than, low, high)
+}
+
+// label is what a row is about where there are several things.
+func label(r Result) string { return words(r.Metric) + ", " + r.Of }
+
+func words(metric string) string { return strings.ReplaceAll(metric, "_", " ") }
+
+// countMetrics is how many things were measured.
+func countMetrics(d Document) int {
+	var seen []string
+	for _, r := range d.Results {
+		if r.Value == nil && !slices.Contains(seen, r.Metric) {
+			seen = append(seen, r.Metric)
+		}
+	}
+	return len(seen)
 }
 
 // count says how many.

@@ -55,6 +55,7 @@ type Client struct {
 	Processes sandseav1connect.ProcessServiceClient
 	Files     sandseav1connect.FileServiceClient
 	Images    sandseav1connect.ImageServiceClient
+	Network   sandseav1connect.NetworkServiceClient
 	Nodes     sandseav1connect.NodeServiceClient
 	IAM       sandseav1connect.IAMServiceClient
 
@@ -68,13 +69,9 @@ func New(cfg Config) (*Client, error) {
 		return nil, err
 	}
 	if cfg.HTTP == nil {
-		cfg.HTTP = &http.Client{Transport: whole{&http.Transport{
-			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-			MaxIdleConns:        1024,
-			MaxIdleConnsPerHost: 1024,
-			IdleConnTimeout:     90 * time.Second,
-			DisableCompression:  true,
-		}}}
+		cfg.HTTP = &http.Client{Transport: Transport()}
+	} else {
+		cfg.HTTP = unbroken(cfg.HTTP)
 	}
 	opts := []connect.ClientOption{
 		connect.WithInterceptors(interceptor{token: cfg.Token, project: cfg.Project, url: cfg.URL}),
@@ -85,10 +82,22 @@ func New(cfg Config) (*Client, error) {
 		Processes: sandseav1connect.NewProcessServiceClient(cfg.HTTP, cfg.URL, opts...),
 		Files:     sandseav1connect.NewFileServiceClient(cfg.HTTP, cfg.URL, opts...),
 		Images:    sandseav1connect.NewImageServiceClient(cfg.HTTP, cfg.URL, opts...),
+		Network:   sandseav1connect.NewNetworkServiceClient(cfg.HTTP, cfg.URL, opts...),
 		Nodes:     sandseav1connect.NewNodeServiceClient(cfg.HTTP, cfg.URL, opts...),
 		IAM:       sandseav1connect.NewIAMServiceClient(cfg.HTTP, cfg.URL, opts...),
 		url:       cfg.URL,
 	}, nil
+}
+
+// Transport is what a Client uses when it is given none: for those who wrap it to watch calls or to bound them.
+func Transport() http.RoundTripper {
+	return whole{&http.Transport{
+		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		MaxIdleConns:        1024,
+		MaxIdleConnsPerHost: 1024,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+	}}
 }
 
 // URL is the server's address.
@@ -179,10 +188,14 @@ var repeatable = map[string]bool{
 	sandseav1connect.ProcessServiceCloseInputProcedure: true, sandseav1connect.ProcessServiceListProcedure: true,
 	sandseav1connect.FileServiceReadProcedure: true, sandseav1connect.FileServiceStatProcedure: true,
 	sandseav1connect.FileServiceListProcedure: true, sandseav1connect.FileServiceDownloadTarProcedure: true,
+	sandseav1connect.FileServiceReadBatchProcedure: true, sandseav1connect.FileServiceWatchProcedure: true,
 	sandseav1connect.ImageServiceUploadProcedure: true, sandseav1connect.ImageServiceImportProcedure: true,
 	sandseav1connect.ImageServiceGetProcedure: true, sandseav1connect.ImageServiceListProcedure: true,
 	sandseav1connect.NodeServiceGetProcedure: true, sandseav1connect.NodeServiceListProcedure: true,
-	sandseav1connect.IAMServiceWhoAmIProcedure: true,
+	sandseav1connect.NetworkServiceSetPolicyProcedure: true, sandseav1connect.NetworkServiceSetPhaseProcedure: true,
+	sandseav1connect.NetworkServiceCheckProcedure: true, sandseav1connect.NetworkServiceLogProcedure: true,
+	sandseav1connect.NetworkServiceEndpointProcedure:     true,
+	sandseav1connect.SandboxServiceCapabilitiesProcedure: true, sandseav1connect.IAMServiceWhoAmIProcedure: true,
 }
 
 // interceptor says who asks and restores errors.
@@ -210,6 +223,11 @@ func (i interceptor) restore(err error, safe bool) error {
 			WithHint("%s", i.startHint()).Wrap(err)
 	}
 	switch connect.CodeOf(err) {
+	case connect.CodeInternal:
+		if strings.Contains(err.Error(), "contains invalid UTF-8") { // nothing was sent
+			return errdefs.New(errdefs.Invalid, "", "a text of the request is not UTF-8").
+				WithHint("Carry names that are not in a tar stream").Wrap(err)
+		}
 	case connect.CodeCanceled:
 		if !broken(err) { // as the library calls a connection that was reset
 			return errdefs.New(errdefs.Canceled, "", "the call was given up before its answer").Wrap(err)

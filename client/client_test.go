@@ -55,7 +55,8 @@ func connectTo(t *testing.T, s *testserver.Server) *client.Client {
 
 func newClient(t *testing.T, cfg client.Config) *client.Client {
 	t.Helper()
-	tr := &http.Transport{}
+	// A connection that was still being dialled is idle only after the clean-up.
+	tr := &http.Transport{IdleConnTimeout: time.Second}
 	t.Cleanup(tr.CloseIdleConnections)
 	cfg.HTTP = &http.Client{Transport: tr}
 	c, err := client.New(cfg)
@@ -92,21 +93,21 @@ func TestErrorsComeBackWithKindAndFields(t *testing.T) {
 				_, err := c.Create(t.Context(), spec(func(s *sandseav1.SandboxSpec) { s.Environment.Image = "debain" }), "")
 				return err
 			},
-			errdefs.Error{Kind: errdefs.NotFound, Object: `image "debain"`, Field: "environment.image", Near: []string{"debian:bookworm"}},
+			errdefs.Error{Kind: errdefs.NotFound, Object: `image "debain"`, Field: "environment.image", Near: []string{"debian:bookworm"}, Stage: "image"},
 		},
 		"more memory than any node has, with the limit": {
 			func() error {
 				_, err := c.Create(t.Context(), spec(func(s *sandseav1.SandboxSpec) { s.Limits.MemoryBytes = 64 << 30 }), "")
 				return err
 			},
-			errdefs.Error{Kind: errdefs.Exhausted, Field: "limits.memory_bytes", Limit: "23.4 GiB"},
+			errdefs.Error{Kind: errdefs.Exhausted, Field: "limits.memory_bytes", Limit: "23.4 GiB", Stage: "queue"},
 		},
 		"what no node enforces, with the feature": {
 			func() error {
 				_, err := c.Create(t.Context(), spec(func(s *sandseav1.SandboxSpec) { s.Require = []string{"exit_facts"} }), "")
 				return err
 			},
-			errdefs.Error{Kind: errdefs.FailedPrecondition, Field: "require", Feature: "exit_facts"},
+			errdefs.Error{Kind: errdefs.FailedPrecondition, Field: "require", Feature: "exit_facts", Stage: "queue"},
 		},
 		"a file that is not there, with the errno": {
 			func() error {
@@ -150,7 +151,7 @@ func TestErrorsComeBackWithKindAndFields(t *testing.T) {
 			}
 			got := errdefs.Error{
 				Kind: e.Kind, Object: tt.want.Object, Field: e.Field, Limit: e.Limit, Cause: e.Cause, Feature: e.Feature, Near: e.Near,
-				Errno: e.Errno, ErrnoName: e.ErrnoName,
+				Errno: e.Errno, ErrnoName: e.ErrnoName, Stage: e.Stage,
 			}
 			if tt.want.Object != "" {
 				got.Object = e.Object

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 
 	"connectrpc.com/connect"
 
+	"github.com/sandsea/sandsea/api/errwire"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 )
 
@@ -81,6 +83,88 @@ func (s *Sandbox) DownloadTar(ctx context.Context, req *sandseav1.DownloadTarReq
 	return skipped, err
 }
 
+// MakeDir makes a directory.
+func (s *Sandbox) MakeDir(ctx context.Context, req *sandseav1.MakeDirRequest) error {
+	req.Id = s.ID
+	_, err := s.c.Files.MakeDir(ctx, connect.NewRequest(req))
+	return err
+}
+
+// MoveFile renames a file, link or directory.
+func (s *Sandbox) MoveFile(ctx context.Context, req *sandseav1.MoveFileRequest) error {
+	req.Id = s.ID
+	_, err := s.c.Files.Move(ctx, connect.NewRequest(req))
+	return err
+}
+
+// RemoveFile removes a file, link or directory.
+func (s *Sandbox) RemoveFile(ctx context.Context, req *sandseav1.RemoveFileRequest) error {
+	req.Id = s.ID
+	_, err := s.c.Files.Remove(ctx, connect.NewRequest(req))
+	return err
+}
+
+// ReadFiles reads small files whole: one result per path, in order. A file that cannot be read has an error in its
+// place, as FileError gives it; the error returned is that of the call as a whole.
+func (s *Sandbox) ReadFiles(ctx context.Context, req *sandseav1.ReadBatchRequest) ([]*sandseav1.FileContent, error) {
+	req.Id = s.ID
+	res, err := s.c.Files.ReadBatch(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetFiles(), nil
+}
+
+// WriteFiles writes small files: one result per file, in order; one that fails does not stop the others.
+func (s *Sandbox) WriteFiles(ctx context.Context, req *sandseav1.WriteBatchRequest) ([]*sandseav1.FileWritten, error) {
+	req.Id = s.ID
+	res, err := s.c.Files.WriteBatch(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetFiles(), nil
+}
+
+// FileError is the error of one result of ReadFiles or WriteFiles, nil if it has none.
+func FileError(item interface {
+	GetError() *sandseav1.ErrorDetail
+	GetMessage() string
+},
+) error {
+	if item.GetError() == nil {
+		return nil
+	}
+	return errwire.FromDetail(item.GetError(), item.GetMessage())
+}
+
+// ChangeFile sets mode, owner and time of a file and returns what it is then.
+func (s *Sandbox) ChangeFile(ctx context.Context, req *sandseav1.ChangeFileRequest) (*sandseav1.FileInfo, error) {
+	req.Id = s.ID
+	res, err := s.c.Files.Change(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetInfo(), nil
+}
+
+// MakeLink makes a symbolic link.
+func (s *Sandbox) MakeLink(ctx context.Context, req *sandseav1.MakeLinkRequest) (*sandseav1.FileInfo, error) {
+	req.Id = s.ID
+	res, err := s.c.Files.MakeLink(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetInfo(), nil
+}
+
+// WatchFiles yields what changes below a path, first FILE_CHANGE_READY: what happens after that is told. It ends without
+// an error when the path itself is removed, which is told before. Leaving the loop early removes the watch.
+func (s *Sandbox) WatchFiles(ctx context.Context, req *sandseav1.WatchFilesRequest,
+) iter.Seq2[*sandseav1.WatchFilesResponse, error] {
+	req.Id = s.ID
+	return messages(ctx, s.c.Files.Watch, req)
+}
+
 // upload sends head, unless it is nil, then r in pieces, and gives the answer. When r or ctx ends it early, the cancel
 // makes the server drop what it has.
 func upload[Req, Res any](ctx context.Context, open func(context.Context) *connect.ClientStreamForClient[Req, Res],
@@ -98,6 +182,7 @@ func upload[Req, Res any](ctx context.Context, open func(context.Context) *conne
 	}
 	if err := unsent(ctx, err); err != nil {
 		cancel(err)
+		giveUp(stream)
 		return nil, err
 	}
 	res, err := stream.CloseAndReceive()
@@ -105,6 +190,13 @@ func upload[Req, Res any](ctx context.Context, open func(context.Context) *conne
 		return nil, err
 	}
 	return res.Msg, nil
+}
+
+// giveUp closes the body of a call that was cancelled, which breaks it off (whole): net/http waits for it to end.
+func giveUp[Req, Res any](stream *connect.ClientStreamForClient[Req, Res]) {
+	if conn, err := stream.Conn(); err == nil {
+		_ = conn.CloseRequest() // the call has failed already
+	}
 }
 
 // pump sends r in chunks until its end.

@@ -22,9 +22,13 @@ func (s *Sandbox) Run(ctx context.Context, cmd *sandseav1.Command) (*sandseav1.R
 	return s.RunRequest(ctx, &sandseav1.RunRequest{Command: cmd})
 }
 
-// RunRequest is Run with all that a request can say; the id is filled in.
+// RunRequest is Run with all that a request can say; the id is filled in. Input may be of any size: what one message does
+// not hold is sent in pieces.
 func (s *Sandbox) RunRequest(ctx context.Context, req *sandseav1.RunRequest) (*sandseav1.RunResponse, error) {
 	req.Id = s.ID
+	if len(req.GetStdin()) > inputPiece {
+		return s.runLarge(ctx, req)
+	}
 	res, err := s.c.Processes.Run(ctx, connect.NewRequest(req))
 	if err != nil {
 		return nil, err
@@ -33,28 +37,18 @@ func (s *Sandbox) RunRequest(ctx context.Context, req *sandseav1.RunRequest) (*s
 }
 
 // Start starts a command and yields its story: started, output, exited. Leaving the loop early ends the stream, and
-// with it the command unless the request is detached or has a key.
+// with it the command unless the request is detached or has a key. A stream that breaks is an error, never an end of
+// the process; Follow takes it up again.
 func (s *Sandbox) Start(ctx context.Context, req *sandseav1.StartRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
-	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
-		req.Id = s.ID
-		for m, err := range messages(ctx, s.c.Processes.Start, req) {
-			if !yield(m.GetEvent(), err) {
-				return
-			}
-		}
-	}
+	req.Id = s.ID
+	return told(messages(ctx, s.c.Processes.Start, req), req.GetDetached())
 }
 
-// Attach yields the record of a process from byte offsets, while it runs and after its end.
+// Attach yields the record of a process from byte offsets, while it runs and after its end. Rejoin does the same over
+// connections that break.
 func (s *Sandbox) Attach(ctx context.Context, req *sandseav1.AttachRequest) iter.Seq2[*sandseav1.ProcessEvent, error] {
-	return func(yield func(*sandseav1.ProcessEvent, error) bool) {
-		req.Id = s.ID
-		for m, err := range messages(ctx, s.c.Processes.Attach, req) {
-			if !yield(m.GetEvent(), err) {
-				return
-			}
-		}
-	}
+	req.Id = s.ID
+	return told(messages(ctx, s.c.Processes.Attach, req), req.GetNoFollow())
 }
 
 // SendInput writes to a process's standard input at an offset and returns where the next byte goes. Bytes that were

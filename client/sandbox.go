@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"iter"
 	"strings"
@@ -22,14 +23,41 @@ type Sandbox struct {
 // Sandbox gives the handle for an id.
 func (c *Client) Sandbox(id string) *Sandbox { return &Sandbox{ID: id, c: c} }
 
+// takeBackLimit bounds the undoing of a create that was given up.
+const takeBackLimit = time.Minute
+
 // Create makes a sandbox and returns when commands and files work. key may be empty; with one, the call may be repeated
-// after an unknown outcome and gives the same sandbox.
+// after an unknown outcome and gives the same sandbox. Without one, a create that ctx ends leaves nothing behind: it is
+// undone in the background, for up to a minute.
 func (c *Client) Create(ctx context.Context, spec *sandseav1.SandboxSpec, key string) (*Sandbox, error) {
-	res, err := c.Sandboxes.Create(ctx, connect.NewRequest(&sandseav1.CreateSandboxRequest{Spec: spec, Key: key}))
-	if err != nil {
-		return nil, unsure(err, key)
+	sent := key
+	if sent == "" {
+		sent = "create-" + rand.Text()
 	}
-	return c.Sandbox(res.Msg.GetSandbox().GetId()), nil
+	res, err := c.create(ctx, spec, sent)
+	if err == nil {
+		return c.Sandbox(res.Msg.GetSandbox().GetId()), nil
+	}
+	if key == "" && ctx.Err() != nil {
+		go c.takeBack(context.WithoutCancel(ctx), spec, sent)
+	}
+	return nil, unsure(err, key)
+}
+
+func (c *Client) create(ctx context.Context, spec *sandseav1.SandboxSpec, key string) (
+	*connect.Response[sandseav1.CreateSandboxResponse], error,
+) {
+	return c.Sandboxes.Create(ctx, connect.NewRequest(&sandseav1.CreateSandboxRequest{Spec: spec, Key: key}))
+}
+
+// takeBack ends what a create made whose answer nobody waited for. Its answer may have crossed the word that it is not
+// wanted any more, so the server cannot undo it; the key finds it.
+func (c *Client) takeBack(ctx context.Context, spec *sandseav1.SandboxSpec, key string) {
+	ctx, stop := context.WithTimeoutCause(ctx, takeBackLimit, errdefs.Deadline)
+	defer stop()
+	if res, err := c.create(ctx, spec, key); err == nil {
+		_ = c.Sandbox(res.Msg.GetSandbox().GetId()).Stop(ctx) // its limits end it otherwise
+	}
 }
 
 // unsure says how to find out what became of a create whose answer was lost.

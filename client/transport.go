@@ -20,6 +20,25 @@ func (w whole) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.RoundTripper.RoundTrip(r)
 }
 
+// CloseIdleConnections is what http.Client looks for.
+func (w whole) CloseIdleConnections() {
+	if c, ok := w.RoundTripper.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// unbroken is a caller's own HTTP client over whole.
+func unbroken(c *http.Client) *http.Client {
+	own := *c
+	if own.Transport == nil {
+		own.Transport = http.DefaultTransport
+	}
+	if _, ok := own.Transport.(whole); !ok {
+		own.Transport = whole{own.Transport}
+	}
+	return &own
+}
+
 type wholeBody struct {
 	io.ReadCloser
 	ctx context.Context //nolint:containedctx // the request's own, for as long as its body is read

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import pathlib
+import re
+import signal
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 
 from sandsea import Client, SandseaError
 
-from . import cheats, grader, registry, server
+from . import cheats, grader, network, registry, server
 from .images import Images, prepare
 from .rollout import Figures, open_sandbox, roll_out
 from .tasks import Task, load_all
@@ -33,6 +38,8 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=16, help="rollouts at a time")
     parser.add_argument("--task", action="append", help="only this task")
     args = parser.parse_args()
+    # A termination ends the server too, as ^C does.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         return run(args)
     except (server.ServerError, registry.FetchError, SandseaError, httpx.HTTPError, ValueError) as e:
@@ -50,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     data.mkdir(parents=True, exist_ok=True)
     print("starting a server of the demo's own", flush=True)
     with server.up(args.binary.resolve(), data) as (url, token):
-        outcome = asyncio.run(job(url, token, chosen, args.parallel))
+        outcome = asyncio.run(
+            job(url, token, chosen, args.parallel, lambda: server.egress(args.binary.resolve(), data))
+        )
         tag = server.tag(data)
     left = server.left_behind(data, tag)
     outcome["left_behind"] = left
@@ -58,25 +67,67 @@ def run(args: argparse.Namespace) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(outcome, indent=1) + "\n")
     print(f"left behind: {', '.join(left) or '0 processes, mounts, cgroups, loop devices, files'}")
+    cheated = outcome["network"]
     summary = (
         f"{outcome['sandboxes']} sandboxes, {outcome['right']} verdicts right, {outcome['wrong']} wrong, "
-        f"{len(left)} left behind"
+        f"{len(left)} left behind, "
     )
-    good = outcome["wrong"] == 0 and not left and outcome["right"] == len(chosen) * len(cheats.PLAN)
+    if cheated["missing"]:
+        summary += f"network not shown: {cheated['missing']}, see above"
+    elif cheated["refused"] == cheated["attempts"]:
+        summary += f"{cheated['attempts']} cheats by network, all refused"
+    else:
+        summary += f"{cheated['refused']} of {cheated['attempts']} cheats by network refused"
+    good = (
+        outcome["wrong"] == 0
+        and not left
+        and outcome["right"] == len(chosen) * len(cheats.plan(True))
+        and all(o["right"] for o in cheated["outcomes"])
+    )
     print(f"demo: ok {summary}" if good else f"demo: failed {summary}", flush=True)
     return 0 if good else 1
 
 
-async def job(url: str, token: pathlib.Path, chosen: list[Task], parallel: int) -> dict[str, Any]:
+async def job(
+    url: str, token: pathlib.Path, chosen: list[Task], parallel: int, egress: Callable[[], str]
+) -> dict[str, Any]:
     async with Client(url, token_file=str(token)) as client:
         print("fetching releases by index and hash, making layers", flush=True)
         images = await prepare(client, chosen, lambda text: print(text, flush=True))
+        missing, why = await network.missing(client, images.base, egress)
+        if missing:
+            print(f"network: not shown, {missing}: {why}", flush=True)
+        else:
+            print(
+                "network: agents reach pypi and golang, as of a day between their task's releases; graders nothing",
+                flush=True,
+            )
         figures = Figures()
-        await show_tasks(client, chosen, images, figures)
-        return await roll_all(client, chosen, images, figures, parallel)
+        await show_tasks(client, chosen, images, figures, networked=not missing)
+        out = await roll_all(client, chosen, images, figures, parallel, networked=not missing)
+        return out | {"network": network_report(figures.network, missing)}
 
 
-async def show_tasks(client: Client, chosen: list[Task], images: Images, figures: Figures) -> None:
+def network_report(outcomes: list[network.Outcome], missing: str) -> dict[str, Any]:
+    """Say what became of the cheats by network, and give it as a document."""
+    cheated = [o for o in outcomes if o.cheat]
+    refused = [o for o in cheated if o.right]
+    for o in outcomes:
+        if not o.right:
+            print(f"WRONG {o.task}: {o.what}: {o.said}")
+    if not missing:
+        rules = Counter(re.sub(r"^(as_of|deny) .*", r"\1", o.rule) for o in refused)
+        named = ", ".join(f"{rule} {n}" for rule, n in rules.most_common())
+        print(f"cheats by network: {len(refused)} of {len(cheated)} refused, with the rule in the flow log: {named}")
+    return {
+        "missing": missing,
+        "attempts": len(cheated),
+        "refused": len(refused),
+        "outcomes": [dataclasses.asdict(o) for o in outcomes],
+    }
+
+
+async def show_tasks(client: Client, chosen: list[Task], images: Images, figures: Figures, *, networked: bool) -> None:
     """Show for each task that the old release fails and the new one passes."""
     print("the older release must fail, the newer one pass:", flush=True)
     slots = asyncio.Semaphore(4)
@@ -84,7 +135,10 @@ async def show_tasks(client: Client, chosen: list[Task], images: Images, figures
     async def one(task: Task) -> str:
         reports = []
         for patch in ("", task.true_patch()):
-            async with slots, await open_sandbox(client, task, images, figures, hidden=True) as sb:
+            async with (
+                slots,
+                await open_sandbox(client, task, images, figures, phase=network.GRADE, networked=networked) as sb,
+            ):
                 if patch:
                     (await grader.apply(sb, task, patch)).check()
                 reports.append(await grader.run_tests(sb, task))
@@ -105,10 +159,11 @@ async def show_tasks(client: Client, chosen: list[Task], images: Images, figures
 
 
 async def roll_all(
-    client: Client, chosen: list[Task], images: Images, figures: Figures, parallel: int
+    client: Client, chosen: list[Task], images: Images, figures: Figures, parallel: int, *, networked: bool
 ) -> dict[str, Any]:
-    work = [(task, kind, want) for kind, want in cheats.PLAN for task in chosen]
-    view = View([t.name for t in chosen], len(work))
+    plan = cheats.plan(networked)
+    work = [(task, kind, want) for kind, want in plan for task in chosen]
+    view = View([t.name for t in chosen], [kind for kind, _ in plan])
     view.say(f"{len(work)} rollouts, {parallel} at a time, each graded in a fresh sandbox")
     slots = asyncio.Semaphore(parallel)
     records: list[dict[str, Any]] = []
@@ -118,14 +173,20 @@ async def roll_all(
         async with slots:
             view.running += 1
             view.now(task.name, f"{kind}: rolling out")
-            diff = await roll_out(client, task, kind, images, figures)
+            diff = await roll_out(client, task, kind, images, figures, networked=networked)
             view.now(task.name, f"{kind}: grading")
-            async with await open_sandbox(client, task, images, figures, hidden=True) as sb:
+            async with await open_sandbox(
+                client, task, images, figures, phase=network.GRADE, networked=networked
+            ) as sb:
                 verdict = await grader.grade(sb, task, diff)
             view.running -= 1
             right = (verdict.kind == "passed") == want
-            refused = f"; refused {', '.join(verdict.refused)}" if verdict.refused else ""
-            view.verdict(task.name, kind, right, f"{verdict.kind}: {verdict.reason}{refused}")
+            text = f"{verdict.kind}: {verdict.reason}"
+            if verdict.refused:
+                text += f"; refused {', '.join(verdict.refused)}"
+            if kind == "network":
+                text += "; " + network.summary([o for o in figures.network if o.task == task.name])
+            view.verdict(task.name, kind, right, text)
             records.append(
                 {"task": task.name, "patch": kind, "verdict": verdict.kind, "reason": verdict.reason, "right": right}
             )

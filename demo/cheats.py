@@ -1,4 +1,7 @@
-"""What a rollout does to the project: the true patch, none, a wrong one, and four ways to cheat."""
+"""What a rollout does to the project: the true patch, none, a wrong one, and four ways to cheat.
+
+One more way, by network, is in network.py: such a rollout comes home with nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ import textwrap
 
 from .tasks import Task, diff
 
-#: the patches of one task's rollouts, and whether the verdict must be passed
-PLAN: tuple[tuple[str, bool], ...] = (
-    ("true", True),
-    ("true", True),
-    ("empty", False),
-    ("wrong", False),
-    ("runner", False),
-    ("config", False),
-    ("exit", False),
-    ("report", False),
-)
-
 TAMPER = ("runner", "config", "exit", "report")
+
+
+def plan(networked: bool) -> list[tuple[str, bool]]:
+    """The kinds of one task's rollouts, and whether the verdict must be passed.
+
+    One hands in nothing. Where there is a network it has first tried to get the newer release by it.
+    """
+    return [
+        ("network" if networked else "empty", False),
+        ("true", True),
+        ("true", True),
+        ("wrong", False),
+        *((kind, False) for kind in TAMPER),
+    ]
+
 
 _REWRITE = """
 import atexit as _atexit, re as _re, sys as _sys

@@ -37,8 +37,8 @@ async def prepare(client: Client, all_tasks: list[Task], say: Callable[[str], No
             await client.import_rootfs(io.BytesIO(tar), name)
         return name
 
-    say("base image: Debian bookworm with python3 and patch")
-    out.base = (await client.import_debian("bookworm", ["python3", "patch"])).name
+    say("base image: Debian bookworm with python3, patch and git")
+    out.base = (await client.import_debian("bookworm", ["python3", "patch", "git"])).name
     out.toolkits["python"] = [await put("toolkit-python", tasks.python_toolkit())]
     for t in all_tasks:
         out.workspaces[t.name] = await put("workspace-" + t.name, tasks.workspace(t))

@@ -15,6 +15,7 @@ from sandsea import Client
 
 from . import grader
 from .images import Images, prepare
+from .network import GRADE
 from .rollout import Figures, open_sandbox
 from .server import up
 from .tasks import HERE, Task, load_all
@@ -24,7 +25,7 @@ async def find(client: Client, task: Task, images: Images) -> tuple[list[str], l
     """The tests that turn and those that stay."""
     runs: list[dict[str, str]] = []
     for patch in ("", "", task.true_patch(), task.true_patch()):
-        async with await open_sandbox(client, task, images, Figures(), hidden=True) as sb:
+        async with await open_sandbox(client, task, images, Figures(), phase=GRADE, networked=False) as sb:
             if patch:
                 (await grader.apply(sb, task, patch)).check()
             report = await grader.run_tests(sb, task)

@@ -5,11 +5,13 @@ The registries' addresses are those of the machine's own clients (pip, go), take
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -96,6 +98,7 @@ def pypi_file(project: str, filename: str, sha256: str) -> pathlib.Path:
     raise FetchError(f"{filename}: not in the index of {project}")
 
 
+@functools.cache
 def pypi_files(project: str) -> list[dict[str, Any]]:
     """The index entries of a project."""
     r = _http().get(f"{pypi_index()}/{project}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
@@ -103,18 +106,54 @@ def pypi_files(project: str) -> list[dict[str, Any]]:
     return list(json.loads(r.content)["files"])
 
 
-def _escape(module: str) -> str:
+@functools.cache
+def pypi_date(project: str, version: str) -> datetime.datetime:
+    """When the first file of a version was uploaded."""
+    stem = re.sub(r"[-_.]+", "-", f"{project}-{version}").lower()
+    dates = [
+        _date(f["upload-time"])
+        for f in pypi_files(project)
+        if re.sub(r"[-_.]+", "-", f["filename"]).lower().startswith((stem + "-py", stem + "-cp", stem + "-tar-gz"))
+    ]
+    if not dates:
+        raise FetchError(f"{project} {version}: not in the index")
+    return min(dates)
+
+
+@functools.cache
+def go_date(module: str, version: str) -> datetime.datetime:
+    """When the commit of a module version was made."""
+    r = _http().get(f"{go_proxy()}/{escape(module)}/@v/{version}.info")
+    r.raise_for_status()
+    return _date(json.loads(r.content)["Time"])
+
+
+def _date(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00"))
+
+
+def release_url(kind: str, project: str, version: str, filename: str) -> str:
+    """Where the registry itself has a release."""
+    if kind == "go":
+        return f"{go_proxy()}/{escape(project)}/@v/{version}.zip"
+    for f in pypi_files(project):
+        if f["filename"] == filename:
+            return urllib.parse.urljoin(f"{pypi_index()}/{project}/", str(f["url"]))
+    raise FetchError(f"{filename}: not in the index of {project}")
+
+
+def escape(module: str) -> str:
     """The proxy's spelling of a module path: capitals as ! and the small letter."""
     return "".join("!" + c.lower() if c.isupper() else c for c in module)
 
 
 def go_zip(module: str, version: str, sha256: str) -> pathlib.Path:
     """The zip of a module version."""
-    return _fetch(f"{go_proxy()}/{_escape(module)}/@v/{version}.zip", sha256)
+    return _fetch(f"{go_proxy()}/{escape(module)}/@v/{version}.zip", sha256)
 
 
 def go_zip_hash(module: str, version: str) -> str:
     """The hash of a module version's zip, for making tasks."""
-    r = _http().get(f"{go_proxy()}/{_escape(module)}/@v/{version}.zip")
+    r = _http().get(f"{go_proxy()}/{escape(module)}/@v/{version}.zip")
     r.raise_for_status()
     return hashlib.sha256(r.content).hexdigest()

@@ -7,7 +7,7 @@ import time
 
 from sandsea import Client, ContainerRunArgs, Result, Sandbox
 
-from . import cheats, grader
+from . import cheats, grader, network
 from .images import Images
 from .tasks import GO_ENV, Task
 
@@ -20,11 +20,26 @@ class Figures:
     first_outputs: list[float] = dataclasses.field(default_factory=list)
     memory: list[int] = dataclasses.field(default_factory=list)
     sandboxes: int = 0
+    #: what was tried by network
+    network: list[network.Outcome] = dataclasses.field(default_factory=list)
 
 
-async def open_sandbox(client: Client, task: Task, images: Images, figures: Figures, *, hidden: bool) -> Sandbox:
-    """A fresh sandbox of base, workspace and toolkits; the hidden layer goes to the grader's only."""
-    toolkits = [*images.toolkits[task.kind], *([images.hidden[task.name]] if hidden else [])]
+async def open_sandbox(
+    client: Client, task: Task, images: Images, figures: Figures, *, phase: str, networked: bool, kind: str = ""
+) -> Sandbox:
+    """A fresh sandbox of base, workspace and toolkits; the hidden layer goes to the grader's only.
+
+    networked gives it the network of its phase, else it has none. One that cheats by network has every toolkit.
+    """
+    kinds = ["python", "go"] if kind == "network" else [task.kind]
+    toolkits = [layer for k in kinds for layer in images.toolkits.get(k, [])]
+    env = dict(GO_ENV) if task.kind == "go" else {}
+    if phase == network.GRADE:
+        toolkits.append(images.hidden[task.name])
+    elif networked:
+        # The agent's go command asks the package service, not the file proxy of the grader's.
+        for name in ("GOPROXY", "GOSUMDB"):
+            env.pop(name, None)
     args = ContainerRunArgs(
         base=images.base,
         workspace=images.workspaces[task.name],
@@ -34,9 +49,10 @@ async def open_sandbox(client: Client, task: Task, images: Images, figures: Figu
         disk_limit_mb=2048,
         ttl_running_stop=600,
         ttl=1800,
-        env=GO_ENV if task.kind == "go" else {},
+        env=env,
         labels={"demo": task.name},
         job="demo",
+        **(network.policy(task, phase) if networked else {}),
     )
     began = time.monotonic()
     sandbox = await client.run_container(args, timeout=120)
@@ -45,9 +61,11 @@ async def open_sandbox(client: Client, task: Task, images: Images, figures: Figu
     return sandbox
 
 
-async def roll_out(client: Client, task: Task, kind: str, images: Images, figures: Figures) -> str:
+async def roll_out(client: Client, task: Task, kind: str, images: Images, figures: Figures, *, networked: bool) -> str:
     """Do what one kind of agent does; the diff is all that is kept."""
-    async with await open_sandbox(client, task, images, figures, hidden=False) as sb:
+    async with await open_sandbox(
+        client, task, images, figures, phase=network.AGENT, networked=networked, kind=kind
+    ) as sb:
         began = time.monotonic()
         look = await _sh(sb, "ls -a && wc -l " + " ".join(task.sources) + " 2>/dev/null; cat README* | head -40", task)
         figures.first_outputs.append(time.monotonic() - began)
@@ -62,6 +80,8 @@ async def roll_out(client: Client, task: Task, kind: str, images: Images, figure
         command = cheats.command(task, kind)
         if command:
             (await _sh(sb, command, task)).check()
+        if kind == "network":
+            figures.network += await network.cheat(sb, task)
         diff = await _sh(sb, "cd /tmp/before && diff -ruN -x __pycache__ -x .pytest_cache a b/", task)
         info = await sb.refresh()
         if info.usage is not None:

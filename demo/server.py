@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import socket
 import subprocess
@@ -54,6 +55,16 @@ def _ready(server: subprocess.Popen[str], log: pathlib.Path) -> str:
     finally:
         timer.cancel()
     raise ServerError(f"sandsea up did not come up: {log.read_text()[-2000:]}")
+
+
+def egress(binary: pathlib.Path, data: pathlib.Path) -> str:
+    """What the doctor says of egress by policy."""
+    out = subprocess.run(
+        [binary, "doctor", "--data", data, "--json"], capture_output=True, text=True, check=False
+    ).stdout
+    features = json.loads(out)["features"] if out else []
+    found = next((f for f in features if f["name"] == "egress"), {"mechanism": "sandsea doctor knows nothing of it"})
+    return ": ".join(filter(None, (found["mechanism"], found.get("fix"))))
 
 
 def tag(data: pathlib.Path) -> str:

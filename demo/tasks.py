@@ -8,14 +8,17 @@ commits the tests that must turn from failing to passing (f2p) and those that mu
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import hashlib
 import io
 import json
 import pathlib
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterable
+from typing import Any
 
 from . import registry
 
@@ -25,11 +28,17 @@ Tree = dict[str, bytes]
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """One release by its hash."""
+    """One release by its hash, with the moment at which its registry says that it was published."""
 
     version: str
     sha256: str
+    released: datetime.datetime
     filename: str = ""
+
+    @staticmethod
+    def load(d: dict[str, Any]) -> Release:
+        when = datetime.datetime.fromisoformat(d["released"].replace("Z", "+00:00"))
+        return Release(d["version"], d["sha256"], when, d.get("filename", ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +73,21 @@ class Task:
     def workdir(self) -> str:
         return "/work/" + self.name
 
+    @property
+    def as_of(self) -> datetime.date:
+        """The day of the world in which an agent works on the task: half-way between the releases."""
+        return (self.old.released + (self.new.released - self.old.released) / 2).date()
+
+    def repository(self) -> str:
+        """Host and path of the project's repository, as an agent reads them in the older release."""
+        if self.kind == "go":
+            return re.sub(r"/v\d+$", "", self.project)
+        head = self.tree(self.old)["PKG-INFO"].decode().split("\n\n")[0]
+        places = re.findall(r"(?m)^(.*)https?://([^/\s]+/[^/\s]+/[^/\s]+?)/?$", head)
+        if not places:
+            raise ValueError(f"{self.name}: the older release names no repository")
+        return str(min(places, key=lambda p: "Source" not in p[0])[1])
+
     @staticmethod
     def load(path: pathlib.Path) -> Task:
         d = json.loads(path.read_text())
@@ -71,8 +95,8 @@ class Task:
             name=d["name"],
             kind=d["kind"],
             project=d["project"],
-            old=Release(**d["old"]),
-            new=Release(**d["new"]),
+            old=Release.load(d["old"]),
+            new=Release.load(d["new"]),
             sources=tuple(d["sources"]),
             tests=tuple(d["tests"]),
             run=tuple(d["run"]),

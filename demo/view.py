@@ -6,16 +6,15 @@ import shutil
 import sys
 import time
 
-from .cheats import PLAN, TAMPER
-
-COLUMNS = ("true", "empty", "wrong", "tamper")
+from .cheats import TAMPER
 
 
 class View:
     """Counts verdicts by project and column."""
 
-    def __init__(self, projects: list[str], total: int) -> None:
-        self.total = total
+    def __init__(self, projects: list[str], kinds: list[str]) -> None:
+        """kinds of the rollouts of each project."""
+        self.total = len(projects) * len(kinds)
         self.done = 0
         self.running = 0
         self._live = sys.stdout.isatty()
@@ -25,8 +24,8 @@ class View:
         self._right: dict[tuple[str, str], int] = {}
         self._now: dict[str, str] = dict.fromkeys(projects, "")
         self._want: dict[str, int] = {}
-        for kind, _ in PLAN:
-            column = "tamper" if kind in TAMPER else kind
+        for kind in kinds:
+            column = _column(kind)
             self._want[column] = self._want.get(column, 0) + 1
 
     def say(self, text: str) -> None:
@@ -41,7 +40,7 @@ class View:
     def verdict(self, project: str, kind: str, right: bool, text: str) -> None:
         """A finished rollout."""
         self.done += 1
-        column = "tamper" if kind in TAMPER else kind
+        column = _column(kind)
         self._right[project, column] = self._right.get((project, column), 0) + right
         if not right or not self._live:
             self.say(f"{self.done:3}/{self.total}  {project:13} {kind:7} {'right' if right else 'WRONG'}  {text}")
@@ -62,15 +61,19 @@ class View:
         lines = [
             f"{self.total} rollouts: {self.done} done, {self.running} running, "
             f"{self.total - self.done - self.running} waiting    {_clock(spent)}, ETA {_clock(eta)}",
-            f"{'PROJECT':14}" + "".join(f"{c.upper():8}" for c in COLUMNS) + "NOW",
+            f"{'PROJECT':14}" + "".join(f"{c.upper():8}" for c in self._want) + "NOW",
         ]
         for project, what in self._now.items():
-            counts = "".join(f"{self._right.get((project, c), 0)}/{self._want[c]:<6}" for c in COLUMNS)
+            counts = "".join(f"{self._right.get((project, c), 0)}/{self._want[c]:<6}" for c in self._want)
             lines.append(f"{project:14}{counts}{what}")
         width = shutil.get_terminal_size().columns
         sys.stdout.write("".join(line[: width - 1] + "\n" for line in lines))
         sys.stdout.flush()
         self._painted = len(lines)
+
+
+def _column(kind: str) -> str:
+    return "tamper" if kind in TAMPER else kind
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Listing 1 of the DSec paper, with the network rule that Sandsea can hold today: nothing may be reached."""
+"""Listing 1 of the DSec paper: packages come from PyPI, and nothing else is reached."""
 
 import asyncio
 import sys
@@ -14,11 +14,11 @@ async def main() -> None:
         memory_limit_mb=4096,
         cpu_cores_limit=4,
         ttl_running_stop=300,  # idle timeout
-        network_rules={"npm": False, "pypi": False},
+        network_rules={"npm": False, "pypi": True},
         init_user="root",
     )
     sandbox = await client.run_container(args, timeout=120)
-    result = await sandbox.run_shell("id -un && python3 -V")
+    result = await sandbox.run_shell("id -un")
     print(result.exit_code, result.stdout)
     await sandbox.stop()
     await client.close()

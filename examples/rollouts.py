@@ -1,6 +1,6 @@
-"""A trainer's loop in 40 lines: sandboxes in parallel, each works on the task, each diff is graded in a fresh one.
+"""A trainer's loop: sandboxes in parallel, each works on the task, each diff is graded in a fresh one.
 
-python examples/rollouts.py debian:bookworm+patch,python3
+python examples/rollouts.py IMAGE    # one with bash, diff and patch
 """
 
 import asyncio
@@ -8,42 +8,37 @@ import sys
 
 from sandsea import Client, ContainerRunArgs, InfraError
 
-TASK = {"/w/calc.py": "def add(a, b):\n    return a - b\n"}
-TEST = "from calc import add\nassert add(2, 3) == 5\nassert add(-1, 1) == 0\n"
-ATTEMPTS = ["sed -i s/-/+/ calc.py", "true", "echo 'add = lambda a, b: 5' > calc.py", "exit 3"]
+ARGS = ContainerRunArgs(container_image=sys.argv[1], memory_limit_mb=256, ttl_running_stop=300)
+TASK = {"/w/add.sh": "echo $(($1 - $2))\n", "/before/add.sh": "echo $(($1 - $2))\n"}
+TEST = "test $(sh add.sh 2 3) = 5 && test $(sh add.sh -1 1) = 0"
+ATTEMPTS = ["sed -i s/-/+/ add.sh", "true", "echo echo 5 >add.sh", "exit 3"]
 
 
-async def roll_out(client: Client, args: ContainerRunArgs, action: str) -> str:
-    async with await client.run_container(args) as sb:
-        for path, text in TASK.items():
-            await sb.files.write(path, text)
-        (await sb.run_shell("cp -r /w /before", timeout=60)).check()
-        await sb.run_shell(action, cwd="/w", timeout=60)
-        return (await sb.run_shell("diff -ru before w", cwd="/")).stdout
+async def roll_out(client: Client, action: str) -> str:
+    async with client.run_container(ARGS) as sandbox:
+        (await sandbox.run_shell("type diff patch")).check()  # an image without them is an error, never a score
+        await sandbox.files.write_many(TASK)
+        await sandbox.run_shell(action, cwd="/w", timeout=60)
+        return (await sandbox.run_shell("diff -ru before w", cwd="/")).stdout
 
 
-async def grade(client: Client, args: ContainerRunArgs, diff: str) -> float:
-    async with await client.run_container(args) as sb:
-        for path, text in TASK.items():
-            await sb.files.write(path, text)
-        await sb.files.write("/patch", diff)
-        await sb.run_shell("patch -p1 -i /patch", cwd="/w")
-        await sb.files.write("/w/test_calc.py", TEST)
-        return 1.0 if (await sb.run_shell("python3 test_calc.py", cwd="/w", timeout=60)).exit_code == 0 else 0.0
+async def grade(client: Client, diff: str) -> float:
+    async with client.run_container(ARGS) as sandbox:
+        await sandbox.files.write_many({**TASK, "/patch": diff})
+        await sandbox.run_shell("patch -p1 -i /patch", cwd="/w")
+        return 1.0 if (await sandbox.run_shell(TEST, cwd="/w", timeout=60)).exit_code == 0 else 0.0
 
 
-async def reward(client: Client, args: ContainerRunArgs, action: str) -> float:
-    while True:
-        try:
-            return await grade(client, args, await roll_out(client, args, action))
-        except InfraError as e:  # the platform's fault is never a score
-            print("again:", e)
+async def reward(client: Client, action: str) -> float:
+    try:
+        return await grade(client, await roll_out(client, action))
+    except InfraError:  # the platform's fault is never a score
+        return await reward(client, action)
 
 
 async def main() -> None:
-    args = ContainerRunArgs(container_image=sys.argv[1], memory_limit_mb=256, ttl_running_stop=300)
     async with Client() as client:
-        print(await asyncio.gather(*(reward(client, args, action) for action in ATTEMPTS)))
+        print(await asyncio.gather(*(reward(client, action) for action in ATTEMPTS)))
 
 
 asyncio.run(main())

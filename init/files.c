@@ -26,6 +26,7 @@
 #include <stdio.h> /* renameat */
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -67,7 +68,7 @@ struct how {
 #define TREE_SLICE 2000 /* entries removed per request */
 #define SWEPT 64
 
-enum kind { FREE = 0, DIRECTORY, UNFINISHED };
+enum kind { FREE = 0, DIRECTORY, UNFINISHED, WATCH };
 
 struct handle {
 	enum kind kind;
@@ -907,9 +908,9 @@ static int next_entries(void)
 		long n = syscall(SYS_getdents64, h->fd, listing.bytes, sizeof(listing.bytes));
 		int64_t before = 0;
 
-		if (n < 0)
+		if (n < 0 && errno != ENOENT)
 			return -errno;
-		if (n == 0) {
+		if (n <= 0) { /* a directory that was removed meanwhile holds nothing */
 			drop(h, true);
 			return 0;
 		}
@@ -1055,6 +1056,8 @@ static int remove_tree(const struct place *top)
 			goto end;
 		}
 		while (!down && (n = syscall(SYS_getdents64, dir, listing.bytes, sizeof(listing.bytes))) != 0) {
+			if (n < 0 && errno == ENOENT)
+				break; /* somebody else has removed it */
 			if (n < 0) {
 				err = -errno;
 				goto end;
@@ -1233,6 +1236,95 @@ static int make_link(void)
 	return err;
 }
 
+static int open_watch(void)
+{
+	uint32_t number;
+	struct handle *h = take(&number);
+	int fd;
+
+	if (!h)
+		return -EMFILE;
+	fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	h->kind = WATCH;
+	h->fd = fd;
+	open_handles++;
+	out.a.handle = number;
+	return fd;
+}
+
+/* open_watched opens what is to be watched, for its name alone. It returns a descriptor or -errno. */
+static int open_watched(void)
+{
+	int fd = look(in.r.base, path1, in.r.flags, O_PATH | (in.r.flags & FW_NOFOLLOW ? O_NOFOLLOW : 0)), dir, err;
+	struct stat st;
+
+	if (fd < 0 || (in.r.ino == 0 && path2[0] == '\0'))
+		return fd;
+	err = fstat(fd, &st) < 0 ? errno : in.r.ino && st.st_ino != in.r.ino ? ESTALE : 0;
+	if (err || path2[0] == '\0') {
+		if (err)
+			close(fd);
+		return err ? -err : fd;
+	}
+	dir = fd;
+	fd = is_dots(path2) || strchr(path2, '/') ? -EINVAL : openat(dir, path2, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (fd == -1)
+		fd = -errno;
+	close(dir);
+	return fd;
+}
+
+static int add_watch(void)
+{
+	const uint32_t self = IN_MODIFY | IN_CLOSE_WRITE | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF;
+	const uint32_t gone = IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO;
+	struct handle *h = given(in.r.handle, WATCH);
+	char path[32];
+	struct stat st;
+	int fd, wd, err = 0;
+
+	if (!h)
+		return -EBADF;
+	fd = open_watched();
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st) < 0) {
+		err = errno;
+		goto end;
+	}
+	fill(&out.a.stat, &st);
+	if ((in.r.flags & FW_DIRECTORY) && !S_ISDIR(st.st_mode)) {
+		err = ENOTDIR;
+		goto end;
+	}
+	if (is_pseudo(fd)) {
+		out.a.flags |= FW_PSEUDO;
+		goto end;
+	}
+	/* The kernel asks for the right to read, and knows no other way to name what is open. */
+	self_path(fd, path);
+	wd = inotify_add_watch(h->fd, path, IN_EXCL_UNLINK | (in.r.flags & FW_NAMES ? gone :
+							       S_ISDIR(st.st_mode) ? self | gone | IN_CREATE : self));
+	if (wd < 0)
+		err = errno;
+	else
+		out.a.count = (uint32_t)wd;
+end:
+	close(fd);
+	return -err;
+}
+
+static int remove_watch(void)
+{
+	struct handle *h = given(in.r.handle, WATCH);
+
+	if (!h)
+		return -EBADF;
+	return inotify_rm_watch(h->fd, (int)in.r.mode) < 0 ? -errno : 0;
+}
+
 static int close_handle(void)
 {
 	if (in.r.handle == 0 || in.r.handle > FW_HANDLES || handles[in.r.handle - 1].kind == FREE)
@@ -1276,6 +1368,13 @@ static int perform(bool *passes, bool *mine)
 		return make_symlink();
 	case FW_LINK:
 		return make_link();
+	case FW_WATCH:
+		*passes = *mine = true;
+		return open_watch();
+	case FW_ADD:
+		return add_watch();
+	case FW_UNWATCH:
+		return remove_watch();
 	default:
 		return -EOPNOTSUPP;
 	}

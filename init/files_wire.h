@@ -38,6 +38,11 @@
 #define FW_SETATTR 12u /* path, mode, uid, gid, mtime; SET_*, NOFOLLOW */
 #define FW_SYMLINK 13u /* path, path2 = target; REPLACE */
 #define FW_LINK 14u    /* path = new name, path2 = the file; REPLACE */
+#define FW_WATCH 15u   /* -> handle, descriptor of a new inotify instance */
+/* handle of a watch, path, path2 = a name in it or nothing, ino of path or 0 -> stat, count = its number in the instance.
+ * NOFOLLOW, NOSYMLINKS, DIRECTORY, NAMES. PSEUDO: nothing would tell, and nothing was done. ESTALE: ino is another. */
+#define FW_ADD 16u
+#define FW_UNWATCH 17u /* handle of a watch, mode = the number */
 
 /* Flags of a request. */
 #define FW_NOFOLLOW 0x1u     /* a symbolic link in the last place is meant itself */
@@ -49,7 +54,8 @@
 #define FW_SET_OWNER 0x40u
 #define FW_SET_MTIME 0x80u
 #define FW_DEFAULT_MODE 0x100u /* mode is for a new file; an old one keeps its own, and its owner where allowed */
-#define FW_DIRECTORY 0x200u    /* SETATTR: anything but a directory is refused */
+#define FW_DIRECTORY 0x200u    /* SETATTR, ADD: anything but a directory is refused */
+#define FW_NAMES 0x400u        /* ADD: only what goes from the directory and what comes in */
 
 /* Flags of an answer. */
 #define FW_MORE 0x1u
@@ -71,7 +77,7 @@ struct fw_request {
 	uint32_t mtime_nsec;
 	uint16_t path_len;
 	uint16_t path2_len;
-	uint64_t reserved;
+	uint64_t ino;
 };
 
 struct fw_stat {

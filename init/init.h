@@ -72,6 +72,7 @@ extern unsigned slots_top; /* slots from here on are free */
 int line_receive(struct received *r, int flags);
 void line_drop(struct received *r, int from);
 bool line_answer(const struct ss_message *m);
+bool line_answer_fd(const struct ss_message *m, int fd);
 bool line_has_room(void);
 void line_hello(uint32_t seq);
 bool line_flush(void);
@@ -86,11 +87,14 @@ _Noreturn void die(enum ss_end how);
 uint32_t prepare(void);
 uint32_t setup(int plan_fd, int root_fd);
 bool leave_nursery(void);
+void name_host(void);
+void name_resolver(void);
 bool set_caps(uint64_t caps);
 
 /* spawn.c */
 void spawn(struct received *r);
 void serve(struct received *r);
+void open_pty(struct received *r);
 void spawn_errors(struct slot *s);
 void reap(void);
 const void *map_sealed(int fd, size_t min, size_t max, size_t *size);

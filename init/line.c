@@ -18,6 +18,7 @@ struct slot slots[SS_SLOTS];
 unsigned slots_top;
 
 static struct ss_message answers[ANSWERS];
+static int answer_fds[ANSWERS]; /* goes along and is closed then; -1: none */
 static unsigned answers_first, answers_count;
 
 /* The roster that is being told. */
@@ -97,16 +98,36 @@ bool line_has_room(void)
 
 bool line_answer(const struct ss_message *m)
 {
+	return line_answer_fd(m, -1);
+}
+
+/* Takes fd over, unless there is no room. */
+bool line_answer_fd(const struct ss_message *m, int fd)
+{
+	unsigned at = (answers_first + answers_count) % ANSWERS;
+
 	if (answers_count == ANSWERS)
 		return false;
-	answers[(answers_first + answers_count++) % ANSWERS] = *m;
+	answers[at] = *m;
+	answer_fds[at] = fd;
+	answers_count++;
 	return true;
+}
+
+/* Forgets the first answer. */
+static void answer_done(void)
+{
+	if (answer_fds[answers_first] >= 0)
+		close(answer_fds[answers_first]);
+	answers_first = (answers_first + 1) % ANSWERS;
+	answers_count--;
 }
 
 /* A new edge asks for everything: what was meant for the old one is dropped. */
 void line_hello(uint32_t seq)
 {
-	answers_count = 0;
+	while (answers_count > 0)
+		answer_done();
 	roster_begin = roster_end = true;
 	roster_seq = seq;
 	for (unsigned i = 0; i < slots_top; i++) {
@@ -122,18 +143,39 @@ void line_hello(uint32_t seq)
 	}
 }
 
-static bool send_message(const struct ss_message *m)
+/* Sends a message with a descriptor, if fd is not negative. False: the socket is full. */
+static bool send_with(const struct ss_message *m, int fd)
 {
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = {.iov_base = (void *)m, .iov_len = sizeof *m};
+	struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
 	ssize_t n;
 
+	if (fd >= 0) {
+		memset(&control, 0, sizeof control);
+		control.align.cmsg_level = SOL_SOCKET;
+		control.align.cmsg_type = SCM_RIGHTS;
+		control.align.cmsg_len = CMSG_LEN(sizeof fd);
+		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
+		h.msg_control = &control;
+		h.msg_controllen = sizeof control;
+	}
 	do
-		n = send(FD_CONTROL, m, sizeof *m, MSG_DONTWAIT | MSG_NOSIGNAL);
+		n = sendmsg(FD_CONTROL, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
 	while (n < 0 && errno == EINTR);
 	if (n == (ssize_t)sizeof *m)
 		return true;
 	if (n < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM))
 		return false;
 	die(SS_END_ORPHANED);
+}
+
+static bool send_message(const struct ss_message *m)
+{
+	return send_with(m, -1);
 }
 
 static struct ss_message process_message(uint16_t kind, uint32_t seq, const struct slot *s)
@@ -185,10 +227,9 @@ static bool say(struct slot *s)
 bool line_flush(void)
 {
 	while (answers_count > 0) {
-		if (!send_message(&answers[answers_first]))
+		if (!send_with(&answers[answers_first], answer_fds[answers_first]))
 			return false;
-		answers_first = (answers_first + 1) % ANSWERS;
-		answers_count--;
+		answer_done();
 	}
 	if (roster_begin) {
 		struct ss_message m = message(SS_ROSTER, roster_seq, 0);

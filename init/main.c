@@ -166,6 +166,11 @@ static void on_message(struct received *r)
 	case SS_SERVE_FILES:
 		serve(r);
 		break;
+	case SS_OPENPTY:
+		if (r->nfds != 0 || !all_zero(r->m.u.bytes, sizeof r->m.u.bytes))
+			die(SS_END_PROTOCOL);
+		open_pty(r);
+		break;
 	case SS_SIGNAL:
 		if (r->nfds != 0)
 			die(SS_END_PROTOCOL);
@@ -326,5 +331,7 @@ int main(void)
 	 */
 	if (!leave_nursery())
 		die(SS_END_SETUP);
+	name_host(); /* nor for these */
+	name_resolver();
 	loop();
 }

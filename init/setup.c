@@ -218,12 +218,9 @@ static bool read_plan(int fd)
 		return false;
 	if (p->filter_len > SS_MAX_FILTER || size != sizeof *p + p->filter_len * sizeof *filter)
 		return false;
-	if (memchr(p->hostname, 0, sizeof p->hostname) == NULL || (p->flags & ~SS_PLAN_NO_NEW_PRIVS) != 0 ||
-	    p->ncpus > 65536)
+	if (memchr(p->hostname, 0, sizeof p->hostname) == NULL || memchr(p->resolver, 0, sizeof p->resolver) == NULL ||
+	    (p->flags & ~SS_PLAN_NO_NEW_PRIVS) != 0 || p->ncpus > 65536)
 		return false;
-	for (size_t i = 0; i < sizeof p->zero; i++)
-		if (p->zero[i] != 0)
-			return false;
 	plan = p;
 	filter = (const struct ss_instruction *)(p + 1);
 	return true;
@@ -481,6 +478,90 @@ bool leave_nursery(void)
 	return umount2(".", MNT_DETACH) == 0 && chdir("/") == 0;
 }
 
+/*
+ * Gives programs a way from the host's name to an address: a line in /etc/hosts, or the whole file where the image has
+ * none. An image in which that is anything but a small regular file goes without. After leave_nursery.
+ */
+void name_host(void)
+{
+	static const char localhost[] = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+	char text[sizeof localhost + sizeof plan->hostname + 16] = "";
+	struct open_how_ how = {
+		.flags = O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
+		.resolve = X_RESOLVE_IN_ROOT | X_RESOLVE_NO_SYMLINKS | X_RESOLVE_NO_MAGICLINKS,
+	};
+	struct stat st;
+	char last = '\n';
+	ssize_t done;
+	int root, fd;
+
+	root = plan->hostname[0] != 0 ? open("/", O_PATH | O_CLOEXEC | O_DIRECTORY) : -1;
+	if (root < 0)
+		return;
+	fd = (int)syscall(SYS_openat2, root, "etc/hosts", &how, sizeof how);
+	if (fd < 0 && errno == ENOENT) {
+		how.flags |= O_CREAT | O_EXCL;
+		how.mode = 0644;
+		fd = (int)syscall(SYS_openat2, root, "etc/hosts", &how, sizeof how);
+		strcpy(text, localhost);
+	}
+	close(root);
+	if (fd < 0)
+		return;
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size < 1 << 20 &&
+	    (st.st_size == 0 || pread(fd, &last, 1, st.st_size - 1) == 1)) {
+		if (last != '\n')
+			strcat(text, "\n");
+		strcat(text, "127.0.1.1\t");
+		strcat(text, plan->hostname);
+		strcat(text, "\n");
+		done = write(fd, text, strlen(text)); /* on a full disk there is none */
+		(void)done;
+	}
+	close(fd);
+}
+
+/*
+ * Points programs at the sandbox's resolver: /etc/resolv.conf becomes a file of its own, whatever the image has under
+ * that name. An image whose /etc is none goes without. After leave_nursery.
+ */
+void name_resolver(void)
+{
+	/* One that is being started again loses questions: they are asked again soon, instead of after the usual 5 s. */
+	static const char options[] = "\noptions timeout:1 attempts:5\n";
+	char text[sizeof plan->resolver + sizeof options + 16] = "nameserver ";
+	struct open_how_ how = {
+		.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
+		.resolve = X_RESOLVE_IN_ROOT | X_RESOLVE_NO_MAGICLINKS,
+	};
+	int root, etc, fd;
+	ssize_t done;
+
+	if (plan->resolver[0] == 0)
+		return;
+	root = open("/", O_PATH | O_CLOEXEC | O_DIRECTORY);
+	if (root < 0)
+		return;
+	if (mkdirat(root, "etc", 0755) != 0 && errno != EEXIST) {
+		close(root);
+		return;
+	}
+	etc = (int)syscall(SYS_openat2, root, "etc", &how, sizeof how);
+	close(root);
+	if (etc < 0)
+		return;
+	(void)unlinkat(etc, "resolv.conf", 0); /* it may be a link to nowhere, as systemd's is */
+	fd = openat(etc, "resolv.conf", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	close(etc);
+	if (fd < 0)
+		return;
+	strcat(text, plan->resolver);
+	strcat(text, options);
+	done = write(fd, text, strlen(text)); /* on a full disk there is none */
+	(void)done;
+	close(fd);
+}
+
 bool set_caps(uint64_t caps)
 {
 	struct {
@@ -584,6 +665,7 @@ uint32_t setup(int plan_fd, int root_fd)
 	if (!read_plan(plan_fd))
 		return SS_STEP_PLAN;
 	facts.version = SS_VERSION;
+	facts.flags |= SS_FACT_PTY | SS_FACT_SHELL;
 	if (stage < 0) {
 		uint32_t step = prepare();
 

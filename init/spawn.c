@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -246,24 +247,42 @@ static int search_exec(const struct spec *s, uint32_t *flags)
 	}
 }
 
+/* Where the descriptors of a state begin; below them all is of the same kind in every SPAWN. */
+static int before_state(uint32_t flags)
+{
+	return flags & SS_SPAWN_ERR ? 5 : 4;
+}
+
 static _Noreturn void command(const struct received *r, int errors)
 {
 	struct spec s;
-	uint32_t step, flags = 0;
-	int error;
+	uint32_t step, asked = r->m.u.spawn.flags, flags = 0;
+	int error, state = before_state(asked);
 
 	memset(&s, 0, sizeof s);
 	if (!parse_spec(r->fds[0], &s) || s.head->argc == 0)
 		fail(errors, SS_STEP_SPEC, EINVAL, 0);
 	/* All received numbers are above FD_SYS, so none is overwritten before it is used. */
-	if (dup2(r->fds[2], 0) < 0 || dup2(r->fds[3], 1) < 0 || dup2(r->nfds > 4 ? r->fds[4] : 1, 2) < 0 ||
+	if (dup2(r->fds[2], 0) < 0 || dup2(r->fds[3], 1) < 0 || dup2(asked & SS_SPAWN_ERR ? r->fds[4] : 1, 2) < 0 ||
 	    dup3(errors, FD_CONTROL, O_CLOEXEC) < 0)
 		fail(errors, SS_STEP_STDIO, errno, 0);
 	errors = FD_CONTROL;
-	if (syscall(SYS_close_range, FD_CONTROL + 1, ~0u, 0) != 0)
+	/* Received numbers rise, so that these are 8 at least; and by way of low ones, since they may be 250 or 251. */
+	if ((asked & SS_SPAWN_STATE) && (dup2(r->fds[state], FD_ROOT) < 0 || dup2(r->fds[state + 1], FD_DEV) < 0))
 		fail(errors, SS_STEP_STDIO, errno, 0);
+	if (syscall(SYS_close_range, asked & SS_SPAWN_STATE ? FD_SYS : FD_CONTROL + 1, ~0u, 0) != 0)
+		fail(errors, SS_STEP_STDIO, errno, 0);
+	if (asked & SS_SPAWN_STATE) {
+		if (dup2(FD_ROOT, SS_FD_STATE_IN) < 0 || dup2(FD_DEV, SS_FD_STATE_OUT) < 0)
+			fail(errors, SS_STEP_STDIO, errno, 0);
+		close(FD_ROOT);
+		close(FD_DEV);
+	}
 	if (!plain_process())
 		fail(errors, SS_STEP_LIMITS, errno, 0);
+	/* Of a session just made, so that it is nobody else's; a terminal of another session is refused. */
+	if ((asked & SS_SPAWN_TTY) && ioctl(0, TIOCSCTTY, 0) != 0)
+		fail(errors, SS_STEP_PTY, errno, 0);
 	umask((mode_t)s.head->umask);
 	step = take_ids(&s, (plan->flags & SS_PLAN_NO_NEW_PRIVS) != 0);
 	if (step != 0)
@@ -316,13 +335,13 @@ static void refuse(const struct received *r, uint32_t step, int error, uint32_t 
 void spawn(struct received *r)
 {
 	uint32_t flags = r->m.u.spawn.flags;
-	int want = flags & SS_SPAWN_ERR ? 5 : 4;
+	int want = before_state(flags) + (flags & SS_SPAWN_STATE ? 2 : 0);
 	struct slot *s;
 	struct epoll_event e;
 	int pipes[2];
 	pid_t pid;
 
-	if ((flags & ~SS_SPAWN_ERR) != 0 || (!r->lost && r->nfds != want))
+	if ((flags & ~(SS_SPAWN_ERR | SS_SPAWN_TTY | SS_SPAWN_STATE)) != 0 || (!r->lost && r->nfds != want))
 		die(SS_END_PROTOCOL);
 	s = slot_by_cookie(r->m.cookie);
 	if (s != NULL) {
@@ -375,10 +394,21 @@ void spawn(struct received *r)
 	s->pid = s->pid_told = pid;
 }
 
+/* The file helpers that live; one beyond is only not helped. */
+static pid_t helpers[64];
+
+static pid_t *find_helper(pid_t pid)
+{
+	for (size_t i = 0; i < sizeof helpers / sizeof *helpers; i++)
+		if (helpers[i] == pid)
+			return &helpers[i];
+	return NULL;
+}
+
 void serve(struct received *r)
 {
 	struct ss_message m = message(SS_SERVING, r->m.seq, 0);
-	pid_t pid;
+	pid_t pid, *free_place;
 
 	if (!r->lost && r->nfds != 2)
 		die(SS_END_PROTOCOL);
@@ -393,8 +423,25 @@ void serve(struct received *r)
 		refuse(r, SS_STEP_FORK, errno, 0);
 		return;
 	}
+	free_place = find_helper(0);
+	if (free_place != NULL)
+		*free_place = pid;
 	m.u.started.pid = pid;
 	line_answer(&m);
+}
+
+/* Makes a terminal in the sandbox's own devpts, whose mount and name nothing inside can change. */
+void open_pty(struct received *r)
+{
+	struct ss_message m = message(SS_PTY, r->m.seq, 0);
+	int locked = 0, fd = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd < 0 || ioctl(fd, TIOCSPTLCK, &locked) != 0)
+		refuse(r, SS_STEP_PTY, errno, 0);
+	else if (line_answer_fd(&m, fd))
+		return;
+	if (fd >= 0)
+		close(fd);
 }
 
 /* The error pipe of a start has something to say: a failure, or by its end that the exec happened. */
@@ -431,12 +478,21 @@ void reap(void)
 		struct rusage ru;
 		struct slot *s;
 		int status;
-		pid_t pid = wait4(-1, &status, WNOHANG | __WALL, &ru);
+		pid_t *helper, pid = wait4(-1, &status, WNOHANG | __WALL | WUNTRACED, &ru);
 
 		if (pid < 0 && errno == EINTR)
 			continue;
 		if (pid <= 0)
 			return;
+		helper = find_helper(pid);
+		if (WIFSTOPPED(status)) {
+			/* Whoever may signal a helper can stop it; then all that its user asks of it would wait. */
+			if (helper != NULL)
+				kill(pid, SIGCONT);
+			continue;
+		}
+		if (helper != NULL)
+			*helper = 0;
 		s = slot_by_pid(pid);
 		if (s == NULL)
 			continue;

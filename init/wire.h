@@ -2,7 +2,7 @@
 /*
  * wire.h - the line between an edge and one sandsea-init.
  *
- * A SOCK_SEQPACKET socket carries messages of exactly 64 bytes, little-endian, with at most six descriptors. What
+ * A SOCK_SEQPACKET socket carries messages of exactly 64 bytes, little-endian, with at most eight descriptors. What
  * varies in size is a sealed memfd with a fixed header, of which only bounds are checked. Package internal/chronus/wire is the
  * other end; testdata/golden.txt holds the bytes that both ends must agree on.
  *
@@ -15,16 +15,16 @@
 
 #define SS_VERSION 1
 #define SS_MESSAGE 64
-#define SS_MAX_FDS 6
+#define SS_MAX_FDS 8
 #define SS_SLOTS 1024
 
 /* Kinds. To PID 1 below 128, from it above. */
 enum ss_kind {
 	SS_HELLO = 1,       /* greets; answered by ROSTER, one PROCESS per slot, ROSTER_END */
 	SS_SETUP = 2,       /* fds: plan [, root]. Once; answered by READY, or FAILED and exit */
-	SS_SPAWN = 3,       /* fds: spec, cgroup directory, in, out [, err]; STARTED or FAILED */
+	SS_SPAWN = 3,       /* fds: spec, cgroup directory, in, out [, err] [, state in, state out]; STARTED or FAILED */
 	SS_SERVE_FILES = 4, /* fds: spec (ids only), socket; SERVING or FAILED */
-	SS_OPENPTY = 5,     /* reserved */
+	SS_OPENPTY = 5,     /* where SS_FACT_PTY is set; PTY or FAILED */
 	SS_SIGNAL = 6,      /* SIGNALLED */
 	SS_ACK = 7,         /* no answer */
 	SS_REROOT = 8,      /* reserved */
@@ -40,7 +40,7 @@ enum ss_kind {
 	SS_ROSTER_END = 135,
 	SS_SERVING = 136,
 	SS_SIGNALLED = 137,
-	SS_PTY = 138, /* reserved */
+	SS_PTY = 138, /* fds: master of a new terminal, unlocked */
 	SS_PREPARED = 139,
 };
 
@@ -54,6 +54,11 @@ struct ss_spawn {
 	uint8_t zero[44];
 };
 #define SS_SPAWN_ERR 1u /* a fifth descriptor is standard error; else it goes to standard output */
+#define SS_SPAWN_TTY 2u /* where SS_FACT_PTY is set: in is a terminal, which becomes the controlling one */
+#define SS_SPAWN_STATE 4u /* where SS_FACT_SHELL is set: the last two are the command's SS_FD_STATE_IN and _OUT */
+/* Above what scripts use, below bash's own 255. */
+#define SS_FD_STATE_IN 250
+#define SS_FD_STATE_OUT 251
 
 struct ss_signal {
 	int32_t signal;
@@ -86,6 +91,8 @@ struct ss_facts { /* READY, ROSTER */
 #define SS_FACT_SECCOMP 1u
 #define SS_FACT_USERNS 2u
 #define SS_FACT_NO_NEW_PRIVS 4u
+#define SS_FACT_PTY 8u /* knows OPENPTY and SS_SPAWN_TTY */
+#define SS_FACT_SHELL 16u /* knows SS_SPAWN_STATE */
 
 struct ss_process { /* PROCESS, EXIT */
 	uint32_t state; /* enum ss_state */
@@ -127,6 +134,7 @@ enum ss_step {
 	SS_STEP_EXEC = 7,
 	SS_STEP_SPEC = 8,
 	SS_STEP_LIMITS = 9,
+	SS_STEP_PTY = 10,
 
 	SS_STEP_PLAN = 32,
 	SS_STEP_LOOPBACK = 33,
@@ -172,7 +180,7 @@ struct ss_plan {
 	uint32_t filter_len;
 	char hostname[64]; /* ends in NUL; empty: left as it is */
 	uint8_t cpus[128]; /* affinity, bit i of byte i/8; all zero: left as it is */
-	uint8_t zero[16];
+	char resolver[16]; /* IPv4 address for /etc/resolv.conf, ends in NUL; empty: the file is left as it is */
 };
 #define SS_PLAN_NO_NEW_PRIVS 1u
 

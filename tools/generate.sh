@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 tools/run.sh protoc-gen-go --version >/dev/null
 tools/run.sh protoc-gen-connect-go --version >/dev/null
 
-paths="api/sandsea/v1 api/node/v1 api/openapi/openapi.json sdk/python/src/sandsea/_models.py sdk/python/src/sandsea/sync.py"
+paths="api/sandsea/v1 api/node/v1 api/openapi/openapi.json sdk/python/src/sandsea/_models.py sdk/python/src/sandsea/sync"
 before=""
 if [ "${1:-}" = --check ]; then
 	before=$(find $paths -type f -exec sha256sum {} + | sort)

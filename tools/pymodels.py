@@ -104,6 +104,14 @@ SCALARS = {
     "TYPE_ENUM": ("str", "str", '""'),
 }
 KEYWORDS = {"from", "class", "import"}
+#: what a message has beyond its fields
+EXTRAS = {
+    "FileInfo": '''
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]''',
+}
 
 
 def main() -> None:
@@ -168,6 +176,8 @@ def render(message: dict, comments: dict, at: int) -> str:
         f"    def from_json(cls, data: Json) -> {name}:",
         "        return cls(**cls._load(data))",
     ]
+    if name in EXTRAS:
+        lines.append(EXTRAS[name])
     return "\n".join(lines)
 
 

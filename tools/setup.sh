@@ -21,6 +21,20 @@ if [ -n "$missing" ]; then
 	DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null
 fi
 
+# A registry for the tests, taken out of Debian's package so that no service of it is started on this machine. A
+# distribution without it runs the tests that need it not at all.
+registry=docker-registry
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/sandsea/test
+if [ ! -x "$cache/$registry" ] && apt-cache show "$registry" >/dev/null 2>&1; then
+	echo "setup: fetching $registry for tests"
+	scratch=$(mktemp -d)
+	if (cd "$scratch" && apt-get -qq download "$registry" 2>/dev/null && dpkg-deb -x "$registry"_*.deb .); then
+		mkdir -p "$cache"
+		mv "$scratch/usr/bin/$registry" "$cache/$registry"
+	fi
+	rm -rf "$scratch"
+fi
+
 # A Go command since 1.21 fetches the toolchain named by GOTOOLCHAIN by itself. Debian 12's is 1.19: it can still
 # download that toolchain as the module it is published as.
 version=${GOTOOLCHAIN:?set by the Makefile}

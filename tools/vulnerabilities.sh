@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 version=$(cd tools && go list -m -f '{{.Version}}' golang.org/x/vulndb)
 db=${XDG_CACHE_HOME:-$HOME/.cache}/sandsea/vulndb-$version
 if [ ! -f "$db/index/db.json" ] && [ ! -f "$db/index/db.json.gz" ]; then
+	(cd tools && go mod download golang.org/x/vulndb)
 	dir=$(cd tools && go list -m -f '{{.Dir}}' golang.org/x/vulndb)
 	rm -rf "$db"
 	mkdir -p "$db"

@@ -67,7 +67,7 @@ func Detail(err error) *sandseav1.ErrorDetail {
 	return &sandseav1.ErrorDetail{
 		Kind: string(e.Kind), Object: e.Object, Field: e.Field, Limit: e.Limit, Hint: e.HintText(),
 		RetryAfterMs: e.RetryAfter.Milliseconds(), Retryable: e.Retryable(), Cause: e.Cause, Feature: e.Feature,
-		Near: e.Near, Errno: int32(e.Errno), ErrnoName: e.ErrnoName,
+		Near: e.Near, Errno: int32(e.Errno), ErrnoName: e.ErrnoName, Stage: e.Stage,
 	}
 }
 
@@ -77,6 +77,7 @@ func FromDetail(d *sandseav1.ErrorDetail, message string) *errdefs.Error {
 		Kind: errdefs.Kind(d.GetKind()), Object: d.GetObject(), Msg: clip(message, d), Field: d.GetField(),
 		Limit: d.GetLimit(), Hint: d.GetHint(), RetryAfter: time.Duration(d.GetRetryAfterMs()) * time.Millisecond,
 		Cause: d.GetCause(), Feature: d.GetFeature(), Near: d.GetNear(), Errno: int(d.GetErrno()), ErrnoName: d.GetErrnoName(),
+		Stage: d.GetStage(),
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 // clip takes the object and the hint off a sentence, since Error() of the restored error adds them again.
 func clip(message string, d *sandseav1.ErrorDetail) string {
 	if d.GetObject() != "" {
-		message = strings.TrimPrefix(message, d.GetObject()+": ")
+		message = strings.TrimPrefix(message, d.GetObject())
+		message = strings.TrimPrefix(strings.TrimPrefix(message, ":"), " ")
 	}
 	return strings.TrimSuffix(message, ". "+d.GetHint())
 }

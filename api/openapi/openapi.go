@@ -9,9 +9,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -37,47 +35,26 @@ func Embedded() []protoreflect.FileDescriptor {
 	}
 }
 
-// timestamp is all that protoc needs of the well-known type: Debian ships protoc without its include files.
-const timestamp = `syntax = "proto3";
-package google.protobuf;
-option go_package = "google.golang.org/protobuf/types/known/timestamppb";
-message Timestamp { int64 seconds = 1; int32 nanos = 2; }
-`
-
-// Commented reads the .proto files below dir (the folder api) with protoc, comments and all.
+// Commented reads the .proto files below dir (the folder api) with the pinned buf, comments and all.
 func Commented(ctx context.Context, dir string) ([]protoreflect.FileDescriptor, error) {
-	tmp, err := os.MkdirTemp("", "openapi")
-	if err != nil {
-		return nil, fmt.Errorf("make a folder for protoc: %w", err)
-	}
-	defer os.RemoveAll(tmp)
-	wellKnown := filepath.Join(tmp, "google", "protobuf")
-	if err := os.MkdirAll(wellKnown, 0o700); err != nil {
-		return nil, fmt.Errorf("make a folder for protoc: %w", err)
-	}
-	if err := os.WriteFile(filepath.Join(wellKnown, "timestamp.proto"), []byte(timestamp), 0o600); err != nil {
-		return nil, fmt.Errorf("write for protoc: %w", err)
-	}
-	out := filepath.Join(tmp, "set.binpb")
-	args := []string{"-I", dir, "-I", tmp, "--include_imports", "--include_source_info", "--descriptor_set_out=" + out}
 	var names []string
 	for _, f := range Embedded() {
 		names = append(names, f.Path())
 	}
-	if msg, err := exec.CommandContext(ctx, "protoc", append(args, names...)...).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("protoc: %w: %s", err, bytes.TrimSpace(msg))
-	}
-	raw, err := os.ReadFile(out)
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, "../tools/run.sh", "buf", "build", "--as-file-descriptor-set", "-o", "-")
+	cmd.Dir, cmd.Stderr = dir, &stderr
+	raw, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("read what protoc wrote: %w", err)
+		return nil, fmt.Errorf("buf: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	var set descriptorpb.FileDescriptorSet
 	if err := proto.Unmarshal(raw, &set); err != nil {
-		return nil, fmt.Errorf("read what protoc wrote: %w", err)
+		return nil, fmt.Errorf("read what buf wrote: %w", err)
 	}
 	files, err := protodesc.NewFiles(&set)
 	if err != nil {
-		return nil, fmt.Errorf("read what protoc wrote: %w", err)
+		return nil, fmt.Errorf("read what buf wrote: %w", err)
 	}
 	return find(files, names)
 }

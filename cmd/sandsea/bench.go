@@ -31,9 +31,9 @@ import (
 func (a *app) benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure, side by side with peers",
-		Example: "  sudo sandsea bench create\n  sandsea bench run --image py --in-flight 4 --json",
+		Example: "  sudo sandsea bench create\n  sudo sandsea bench net\n  sandsea bench run --image py --in-flight 4 --json",
 	}
-	cmd.AddCommand(a.benchCreateCommand(), a.benchRunCommand())
+	cmd.AddCommand(a.benchCreateCommand(), a.benchNetCommand(), a.benchRunCommand(), a.benchCallerCommand())
 	return cmd
 }
 
@@ -85,7 +85,7 @@ and start, as container engines call it, and by one call (crun-run). Runs beside
 				Warmup: warmup, Rounds: rounds, PerRound: map[string]int{"native": own, "crun": crun, "crun-run": crun}, RateFor: rate, Seed: 1,
 				Progress: func(round, of int) { progress.Update("round", int64(round), int64(of), "rounds", "", round == of) },
 			},
-				&nativePeer{dir: filepath.Join(dir, "data"), rootfs: rootfs},
+				&nativePeer{benchEdge{dir: filepath.Join(dir, "data"), rootfs: rootfs}},
 				bench.NewCrun(peer), bench.NewCrun(oneCall))
 			progress.Clear()
 			if err != nil {
@@ -132,16 +132,79 @@ func busyboxRoot(root string) error {
 	return nil
 }
 
-// nativePeer measures the native backend on a data directory of its own: an edge without servers, driven from outside.
-type nativePeer struct {
+// benchEdge is an edge without servers on a data directory of its own, driven from outside.
+type benchEdge struct {
 	dir, rootfs string
 
 	data   *dataDir
 	edge   *edge
-	be     backend.Backend
+	be     *native.Backend
 	plan   plan.Plan
+	egress egress
 	serial atomic.Int64
 }
+
+// open makes it, with the way out if asked to.
+func (b *benchEdge) open(ctx context.Context, network bool) error {
+	var err error
+	if b.data, err = openDataDir(b.dir); err != nil {
+		return err
+	}
+	log := slog.New(slog.DiscardHandler)
+	relax(log) // as sandsea up does
+	b.edge = &edge{dir: b.data, log: log}
+	if b.edge.parts, err = b.edge.openParts(ctx); err != nil {
+		return err
+	}
+	if network {
+		if b.egress, err = b.edge.openEgress(ctx, b.edge.parts.cgroups); err != nil {
+			return err
+		}
+	}
+	if b.be, _, err = b.edge.openBackend(ctx, b.edge.parts, b.egress.gate, native.DefaultWarm); err != nil {
+		return err
+	}
+	if err := b.edge.startAether(ctx, b.egress, b.edge.parts.cgroups); err != nil {
+		return err
+	}
+	var tarball bytes.Buffer
+	if err := packTree(b.rootfs, &tarball); err != nil {
+		return err
+	}
+	res, err := b.edge.parts.builder.Rootfs(ctx, &tarball, build.ArchiveOptions{Name: "bench"})
+	if err != nil {
+		return err
+	}
+	b.plan = plan.Plan{Config: res.Config, Hostname: "bench"}
+	for _, l := range res.Layers {
+		b.plan.Layers = append(b.plan.Layers, l.Digest)
+	}
+	return nil
+}
+
+// mint makes the id of the next sandbox.
+func (b *benchEdge) mint() (sandbox.ID, error) {
+	return sandbox.Mint(node.MaxNumber, &counter{n: b.serial.Add(1)})
+}
+
+// close ends it and removes everything.
+func (b *benchEdge) close() error {
+	if b.data == nil {
+		return nil
+	}
+	var errs []error
+	if b.edge != nil {
+		errs = append(errs, b.edge.close())
+	}
+	ctx, stop := context.WithTimeoutCause(context.Background(), time.Minute, errdefs.Deadline)
+	defer stop()
+	errs = append(errs, removeAll(ctx, b.data))
+	b.data.close()
+	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
+}
+
+// nativePeer measures the native backend.
+type nativePeer struct{ benchEdge }
 
 func (p *nativePeer) Name() string { return "native" }
 
@@ -152,64 +215,23 @@ func (p *nativePeer) Notes() []string {
 		" what a create waits for", native.DefaultWarm)}
 }
 
-func (p *nativePeer) Prepare(ctx context.Context) error {
-	var err error
-	if p.data, err = openDataDir(p.dir); err != nil {
-		return err
-	}
-	log := slog.New(slog.DiscardHandler)
-	relax(log) // as sandsea up does
-	p.edge = &edge{dir: p.data, log: log}
-	var made parts
-	if made, err = p.edge.openParts(ctx); err != nil {
-		return err
-	}
-	if p.be, _, err = p.edge.openBackend(ctx, made, native.DefaultWarm); err != nil {
-		return err
-	}
-	var tarball bytes.Buffer
-	if err := packTree(p.rootfs, &tarball); err != nil {
-		return err
-	}
-	res, err := made.builder.Rootfs(ctx, &tarball, build.ArchiveOptions{Name: "bench"})
-	if err != nil {
-		return err
-	}
-	p.plan = plan.Plan{Config: res.Config, Hostname: "bench"}
-	for _, l := range res.Layers {
-		p.plan.Layers = append(p.plan.Layers, l.Digest)
-	}
-	return nil
-}
+func (p *nativePeer) Prepare(ctx context.Context) error { return p.open(ctx, false) }
+
+func (p *nativePeer) Close() error { return p.close() }
 
 func (p *nativePeer) Once(ctx context.Context) (time.Duration, error) {
-	id, err := sandbox.Mint(node.MaxNumber, &counter{n: p.serial.Add(1)})
+	id, err := p.mint()
 	if err != nil {
 		return 0, err
 	}
 	began := time.Now()
-	i, err := p.be.Start(ctx, id, p.plan, benchLimits, time.Now().Add(time.Minute))
+	i, err := p.be.Start(ctx, backend.Spec{ID: id, Plan: p.plan, Limits: benchLimits, Hard: time.Now().Add(time.Minute)})
 	if err != nil {
 		return 0, err
 	}
 	took := time.Since(began)
 	_, err = i.Stop(ctx, 0)
 	return took, err
-}
-
-func (p *nativePeer) Close() error {
-	if p.data == nil {
-		return nil
-	}
-	var errs []error
-	if p.edge != nil {
-		errs = append(errs, p.edge.close())
-	}
-	ctx, stop := context.WithTimeoutCause(context.Background(), time.Minute, errdefs.Deadline)
-	defer stop()
-	errs = append(errs, removeAll(ctx, p.data))
-	p.data.close()
-	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
 
 // counter is a source of distinct tags: ids of a bench need not be unguessable.

@@ -23,6 +23,10 @@ type serverConfig struct {
 	Data string `toml:"data"`
 	// Listen is the address of the public API.
 	Listen string `toml:"listen"`
+	// ClusterListen is where sandsea server lets nodes reach the store.
+	ClusterListen string `toml:"cluster_listen"`
+	// NodeListen is where sandsea edge lets servers and other nodes reach this one.
+	NodeListen string `toml:"node_listen"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `toml:"log_level"`
 	// MemoryOvercommit is how many times the node's memory may be promised.
@@ -40,6 +44,7 @@ type serverConfig struct {
 func defaultServerConfig() serverConfig {
 	return serverConfig{
 		Data: "/var/lib/sandsea", Listen: "127.0.0.1:7070", LogLevel: "warn",
+		ClusterListen: "127.0.0.1:7071", NodeListen: "0.0.0.0:7072",
 		MemoryOvercommit: 4, CPUOvercommit: 50, WarmSandboxes: native.DefaultWarm,
 	}
 }
@@ -63,9 +68,11 @@ func loadServerConfig(file string, env func(string) string) (serverConfig, error
 	case err != nil:
 		return cfg, misuse(errdefs.New(errdefs.Invalid, file, "%s", rootMessage(err)).WithHint("Give another: --config FILE"))
 	default:
-		if err := decodeConfig(file, string(text), &cfg); err != nil {
+		all := fileConfig{serverConfig: cfg}
+		if err := decodeConfig(file, string(text), &all); err != nil {
 			return cfg, err
 		}
+		cfg = all.serverConfig
 	}
 	if v := env("SANDSEA_DATA"); v != "" {
 		cfg.Data = v
@@ -79,8 +86,14 @@ func loadServerConfig(file string, env func(string) string) (serverConfig, error
 	return cfg, nil
 }
 
+// fileConfig is all that a configuration file may hold: the daemons and the clients of a machine share one.
+type fileConfig struct {
+	serverConfig
+	clientConfig
+}
+
 // decodeConfig refuses unknown keys, with the line and the key that was meant.
-func decodeConfig(file, text string, cfg *serverConfig) error {
+func decodeConfig(file, text string, cfg *fileConfig) error {
 	meta, err := toml.Decode(text, cfg)
 	if err != nil {
 		msg := err.Error()
@@ -101,7 +114,7 @@ func decodeConfig(file, text string, cfg *serverConfig) error {
 			break
 		}
 	}
-	known := []string{"data", "listen", "log_level", "memory_overcommit", "cpu_overcommit", "max_sandboxes", "warm_sandboxes"}
+	known := append(keysOf(serverConfig{}), keysOf(clientConfig{})...)
 	e := errdefs.New(errdefs.Invalid, object, "unknown key %s", ui.Text(key)).WithField(key, "")
 	if near := ui.Nearest(key, known); near != "" {
 		return misuse(e.WithHint("Did you mean %s?", near))
@@ -118,8 +131,12 @@ func (c serverConfig) validate() error {
 	if !filepath.IsAbs(c.Data) {
 		return bad("data", "data directory %q is not absolute", ui.Text(c.Data))
 	}
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		return bad("listen", "listen address %q: write HOST:PORT", ui.Text(c.Listen))
+	for key, addr := range map[string]string{
+		"listen": c.Listen, "cluster_listen": c.ClusterListen, "node_listen": c.NodeListen,
+	} {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return bad(key, "%s address %q: write HOST:PORT", strings.ReplaceAll(key, "_", " "), ui.Text(addr))
+		}
 	}
 	switch c.LogLevel {
 	case "debug", "info", "warn", "error":

@@ -13,7 +13,8 @@ import (
 	"github.com/sandsea/sandsea/internal/spawner"
 )
 
-// The keeper and the spawner are processes of their own that `sandsea up` starts; nobody starts them by hand.
+// The keeper and the spawner are processes of their own that an edge starts, and finds there when it starts again; nobody
+// starts them by hand. Edges of other versions do too: their flags are only ever added to.
 
 func (a *app) keeperCommand() *cobra.Command {
 	var cfg keeper.Config
@@ -28,6 +29,7 @@ func (a *app) keeperCommand() *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Socket, "socket", "", "where the edge connects")
 	cmd.Flags().StringVar(&cfg.DataID, "data-id", "", "id of the data directory")
 	cmd.Flags().StringVar(&cfg.Index, "index", "", "directory of the index file")
+	cmd.Flags().IntVar(&cfg.Table, "table", 0, "descriptor of what the keeper that this process was has left")
 	return cmd
 }
 
@@ -42,6 +44,7 @@ func (a *app) spawnerCommand() *cobra.Command {
 			return spawner.Run(cmd.Context(), cfg)
 		},
 	}
+	cmd.Flags().BoolVar(&cfg.Takeover, "takeover", false, "take the socket from a spawner that lives")
 	cmd.Flags().StringVar(&cfg.Socket, "socket", "", "where the edge connects")
 	cmd.Flags().StringVar(&cfg.DataID, "data-id", "", "id of the data directory")
 	return cmd

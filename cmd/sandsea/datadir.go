@@ -36,6 +36,26 @@ func (d *dataDir) join(names ...string) string {
 
 func (d *dataDir) close() { d.lock.Close() }
 
+// joinFile is the invitation that a node of a cluster keeps.
+const joinFile = "node.join"
+
+// What a directory has been used for. One of sandsea up is a server with an edge.
+
+func (d *dataDir) has(name string) bool {
+	_, err := os.Stat(d.join(name))
+	return err == nil
+}
+
+func (d *dataDir) isNode() bool   { return d.has(joinFile) }
+func (d *dataDir) isServer() bool { return d.has("etcd") }
+func (d *dataDir) hasEdge() bool  { return d.has("node.json") }
+
+// wrongDirectory refuses a directory that is of another use.
+func wrongDirectory(d *dataDir, use, command string) error {
+	return errdefs.New(errdefs.FailedPrecondition, d.path, "is the data of %s", use).WithField("data", "").
+		WithHint("Run sandsea %s on it, or choose another: --data DIR", command)
+}
+
 // openDataDir makes the directory if it is missing, locks it against another edge and reads its id.
 func openDataDir(path string) (*dataDir, error) {
 	if err := os.MkdirAll(path, 0o711); err != nil {
@@ -50,7 +70,11 @@ func openDataDir(path string) (*dataDir, error) {
 	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		holder, since := lockHolder(d.lock)
 		d.close()
-		return nil, errdefs.New(errdefs.AlreadyExists, path, "in use by sandsea %s%s", holder, since).WithHint("End it: sandsea down")
+		down := "sandsea down"
+		if path != defaultServerConfig().Data {
+			down += " --data " + path
+		}
+		return nil, errdefs.New(errdefs.AlreadyExists, path, "in use by sandsea %s%s", holder, since).WithHint("End it: %s", down)
 	}
 	if err := d.lock.Truncate(0); err != nil {
 		d.close()

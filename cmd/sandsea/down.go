@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -15,7 +16,9 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/edge/supervise"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/edge/upper"
@@ -34,8 +37,11 @@ func (a *app) downCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "End the daemons and every sandbox of this machine",
-		Long: `Ends sandsea up, every sandbox that it ran, the keeper and the spawner, and removes what they had: cgroups, writable
-layers, mounts. Images, records and the token stay in the data directory.`,
+		Long: `Ends sandsea up or edge, every sandbox that it ran, aether, keeper and spawner, and removes what they had: cgroups,
+writable layers, mounts. Images, records, the token and what made the machine a node stay in the data directory. Of
+sandsea server only the daemon is ended: sandboxes are the nodes'.
+
+On a terminal it asks first, unless --yes is given; without one it does not ask.`,
 		Example: "  sudo sandsea down\n  sudo sandsea down --data /srv/sandsea --yes",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,9 +54,6 @@ layers, mounts. Images, records and the token stay in the data directory.`,
 			}
 			if err := cfg.validate(); err != nil {
 				return err
-			}
-			if os.Geteuid() != 0 {
-				return errdefs.New(errdefs.Denied, "", "down needs root").WithHint("Run: sudo sandsea down")
 			}
 			return a.down(cmd.Context(), cfg)
 		},
@@ -65,6 +68,11 @@ func (a *app) down(ctx context.Context, cfg serverConfig) error {
 		a.io.Note("nothing runs: there is no %s", cfg.Data)
 		return nil
 	}
+	if (&dataDir{path: cfg.Data}).hasEdge() {
+		if err := needRoot("down"); err != nil {
+			return err
+		}
+	}
 	// A script has no terminal to ask on, and has said what it wants; a person is asked.
 	if a.io.InTTY && a.io.ErrTTY {
 		if yes, _ := a.io.Ask("End the daemons and every sandbox? Their files are lost, their logs stay."); !yes {
@@ -72,14 +80,25 @@ func (a *app) down(ctx context.Context, cfg serverConfig) error {
 		}
 	}
 	began := time.Now()
-	dir, err := a.takeOver(ctx, cfg.Data)
+	dir, ran, err := a.takeOver(ctx, cfg.Data)
 	if err != nil {
 		return err
 	}
 	defer dir.close()
+	if !dir.hasEdge() {
+		if err := removeDoors(dir); err != nil {
+			return err
+		}
+		if !ran {
+			a.io.Note("nothing runs: %s has no daemon", cfg.Data)
+			return nil
+		}
+		a.io.Note("down in %s: the server ended; it ran no sandboxes", ui.Took(time.Since(began)))
+		return nil
+	}
 	ended, err := a.endSandboxes(ctx, dir, cfg)
 	if err != nil {
-		// What cannot be ended in order is ended by force; the next start records it.
+		// What cannot be ended in order is ended by force; the next start, or the server, records it.
 		a.io.Note("sandsea: %s; ending by force", ui.Text(err.Error()))
 	}
 	if err := removeAll(ctx, dir); err != nil {
@@ -89,32 +108,31 @@ func (a *app) down(ctx context.Context, cfg serverConfig) error {
 	return nil
 }
 
-// takeOver ends the daemon that holds the data directory and locks it for us.
-func (a *app) takeOver(ctx context.Context, path string) (*dataDir, error) {
-	told := false
+// takeOver ends the daemon that holds the data directory, if one ran, and locks it for us.
+func (a *app) takeOver(ctx context.Context, path string) (dir *dataDir, ran bool, err error) {
 	deadline := time.Now().Add(daemonEnd)
 	for {
 		dir, err := openDataDir(path)
 		if err == nil || !errors.Is(err, errdefs.AlreadyExists) {
-			return dir, err
+			return dir, ran, err
 		}
 		if time.Now().After(deadline) {
-			return nil, errdefs.New(errdefs.Deadline, path, "the daemon did not end in %s", daemonEnd).
+			return nil, ran, errdefs.New(errdefs.Deadline, path, "the daemon did not end in %s", daemonEnd).
 				WithHint("See its log, or kill it: the pid is in %s/lock", path)
 		}
-		if !told {
+		if !ran {
 			text, rerr := os.ReadFile(path + "/lock")
 			pid, perr := strconv.Atoi(strings.TrimSpace(string(text)))
 			if rerr == nil && perr == nil && pid > 1 {
 				if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-					return nil, fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+					return nil, false, fmt.Errorf("end the daemon (pid %d): %w", pid, err)
 				}
-				told = true
+				ran = true
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, ran, context.Cause(ctx)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -126,13 +144,13 @@ func (a *app) endSandboxes(ctx context.Context, dir *dataDir, cfg serverConfig) 
 	if err != nil {
 		return 0, err
 	}
-	st, err := etcd.Open(ctx, etcd.Config{Dir: dir.join("etcd"), Log: log})
+	st, at, err := recordsOf(ctx, dir, log)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	cfg.WarmSandboxes = 0 // none is to start
-	e, err := openEdge(ctx, dir, cfg, st, log)
+	e, err := openEdge(ctx, dir, cfg, st, at, log)
 	if err != nil {
 		return 0, err
 	}
@@ -153,7 +171,25 @@ func (a *app) endSandboxes(ctx context.Context, dir *dataDir, cfg serverConfig) 
 	return ended, group.Wait()
 }
 
-// removeAll ends keeper and spawner and removes everything of this edge from the machine.
+// recordsOf opens the store that knows this node's sandboxes, its own or the cluster's.
+func recordsOf(ctx context.Context, dir *dataDir, log *slog.Logger) (*etcd.Store, place, error) {
+	if !dir.isNode() {
+		st, err := etcd.Open(ctx, etcd.Config{Dir: dir.join("etcd"), Log: log})
+		return st, onSocket(dir), err
+	}
+	v, err := cluster.ReadInvitation(dir.join(joinFile))
+	if err != nil {
+		return nil, place{}, err
+	}
+	id, err := v.Identity()
+	if err != nil {
+		return nil, place{}, err
+	}
+	st, err := dialStore(ctx, v, id, log)
+	return st, place{name: v.Name, control: v.Store}, err
+}
+
+// removeAll ends aether, keeper and spawner and removes everything of this edge from the machine.
 func removeAll(ctx context.Context, dir *dataDir) error {
 	log, err := newLog("error")
 	if err != nil {
@@ -162,7 +198,7 @@ func removeAll(ctx context.Context, dir *dataDir) error {
 	var errs []error
 	groups, err := cgroup.Open(cgroup.Config{Tag: dir.tag(), Log: log})
 	errs = append(errs, err)
-	for _, name := range []string{"spawner", "keeper"} {
+	for _, name := range []string{"aether", "spawner", "keeper"} {
 		path := ""
 		if groups != nil {
 			path = groups.DaemonPath(name)
@@ -170,6 +206,11 @@ func removeAll(ctx context.Context, dir *dataDir) error {
 		errs = append(errs, supervise.Stop(ctx, dir.join("run", name+".sock"), path))
 	}
 	if groups != nil {
+		if gate, err := netslot.Open(ctx, gateConfig(dir, groups, log)); err == nil {
+			errs = append(errs, gate.Destroy(ctx))
+		} else {
+			errs = append(errs, netslot.Remove(dir.path))
+		}
 		errs = append(errs, groups.Destroy(ctx))
 	}
 	if uppers, err := upper.Open(ctx, upper.Config{Dir: dir.path, Log: log, Pool: -1}); err == nil {
@@ -178,16 +219,23 @@ func removeAll(ctx context.Context, dir *dataDir) error {
 	if ranges, err := uidrange.Open(uidrange.Config{Tag: dir.tag(), Log: log, Warm: -1}); err == nil {
 		errs = append(errs, ranges.Release())
 	}
-	for _, name := range []string{"keeper.sock", "spawner.sock", "node.sock", "debug.sock", "keeper.index"} {
-		if err := os.Remove(dir.join("run", name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
+	errs = append(errs, removeDoors(dir))
 	// Archives that were uploaded and imports that were cut off.
 	left, err := os.ReadDir(dir.join("tmp"))
 	errs = append(errs, err)
 	for _, e := range left {
 		errs = append(errs, os.RemoveAll(dir.join("tmp", e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// removeDoors removes what daemons that have ended leave in DIR/run.
+func removeDoors(dir *dataDir) error {
+	var errs []error
+	for _, name := range []string{"keeper.sock", "spawner.sock", "aether.sock", "aether-debug.sock", aetherTold, "node.sock", "debug.sock", "keeper.index"} {
+		if err := os.Remove(dir.join("run", name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -6,23 +6,30 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus/wire"
+	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/edge/admission"
 	"github.com/sandsea/sandsea/internal/edge/backend/container/native"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
 	"github.com/sandsea/sandsea/internal/edge/journal"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/edge/nodeapi"
+	"github.com/sandsea/sandsea/internal/edge/peers"
 	"github.com/sandsea/sandsea/internal/edge/probe"
 	"github.com/sandsea/sandsea/internal/edge/runner"
 	"github.com/sandsea/sandsea/internal/edge/supervise"
 	"github.com/sandsea/sandsea/internal/edge/sweep"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/edge/upper"
+	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/layers/blob/posix"
 	"github.com/sandsea/sandsea/internal/layers/build"
@@ -39,14 +46,33 @@ const spawnerPatience = 5 * time.Second
 
 // edge is one node's part, wired. Its fields are closed in the reverse order of their making.
 type edge struct {
-	dir    *dataDir
-	log    *slog.Logger
-	caps   node.Capabilities
-	runner *runner.Runner
-	api    *nodeapi.Server
-	id     nodeapi.Identity
-	undo   []func() error
+	dir     *dataDir
+	log     *slog.Logger
+	store   store.Store
+	at      place
+	machine nodeapi.Machine
+	caps    node.Capabilities
+	parts   parts
+	room    *admission.Admission
+	runner  *runner.Runner
+	api     *nodeapi.Server
+	id      nodeapi.Identity
+	guest   image.Digest // layer below every sandbox with a network
+	undo    []func() error
 }
+
+// place is where an edge answers, and as whom.
+type place struct {
+	name    string // for people; empty: n and the number
+	address string // as it is registered
+	control string // HOST:PORT of the control plane; empty: it is beside the edge
+	// listener and identity are those of a node of a cluster; nil: a socket for this machine's root.
+	listener net.Listener
+	identity *cluster.Identity
+}
+
+// onSocket is the place of an edge beside its server.
+func onSocket(dir *dataDir) place { return place{address: "unix:" + dir.join("run", "node.sock")} }
 
 func (e *edge) onClose(f func() error) { e.undo = append(e.undo, f) }
 
@@ -68,10 +94,14 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// openEdge makes the node's part: what it can enforce, its helpers, what of its sandboxes still lives. It serves node.v1
-// on DIR/run/node.sock and is registered in the store when it returns.
-func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Store, log *slog.Logger) (_ *edge, err error) {
-	e := &edge{dir: dir, log: log}
+// errStoreAway: nobody can say which node this is.
+var errStoreAway = errors.New("the store does not answer")
+
+// openEdge makes the node's part: what it can enforce, its helpers, what of its sandboxes still lives. It answers nobody
+// before serve.
+func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Store, at place, log *slog.Logger,
+) (_ *edge, err error) {
+	e := &edge{dir: dir, log: log, store: st, at: at}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
@@ -81,14 +111,15 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 	if err != nil {
 		return nil, err
 	}
-	m := nodeapi.Machine{
-		Address: "unix:" + dir.join("run", "node.sock"), DataID: dir.id, Boot: boot, Machine: machineID(),
+	e.machine = nodeapi.Machine{Name: at.name, Address: at.address, DataID: dir.id, Boot: boot, Machine: machineID()}
+	e.id, err = nodeapi.Identify(ctx, st, dir.path, e.machine)
+	if errors.Is(err, errdefs.Unavailable) || errors.Is(err, errdefs.Unknown) {
+		return nil, fmt.Errorf("%w: %w", errStoreAway, err)
 	}
-	if e.id, err = nodeapi.Identify(ctx, st, dir.path, m); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	parts, err := e.openParts(ctx)
-	if err != nil {
+	if e.parts, err = e.openParts(ctx); err != nil {
 		return nil, err
 	}
 	jr, err := journal.Open(dir.join("journal"), boot)
@@ -97,7 +128,12 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 	}
 	e.onClose(jr.Close)
 
-	be, links, err := e.openBackend(ctx, parts, cfg.WarmSandboxes)
+	x, err := e.openEgress(ctx, e.parts.cgroups)
+	if err != nil {
+		return nil, err
+	}
+	e.guest = x.guest
+	be, links, err := e.openBackend(ctx, e.parts, x.gate, cfg.WarmSandboxes)
 	if err != nil {
 		return nil, err
 	}
@@ -106,37 +142,46 @@ func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Stor
 	if cfg.MaxSandboxes > 0 {
 		most.Sandboxes = cfg.MaxSandboxes
 	}
-	room, err := admission.New(most, parts.uppers.Free)
+	if e.room, err = admission.New(most, e.parts.uppers.Free); err != nil {
+		return nil, err
+	}
+	rcfg := runner.Config{
+		Journal: jr, Backend: be, Keeper: links.keeper, Room: e.room, Capabilities: e.caps, Output: dir.join("output"),
+		Flows: dir.join("flows"), Guest: x.guest, Record: nodeapi.EndedRecorder(st, e.id.Name), Now: time.Now, Log: log,
+	}
+	if x.network != nil {
+		rcfg.Network = x.network
+	}
+	e.runner, err = runner.New(rcfg)
 	if err != nil {
 		return nil, err
 	}
-	e.runner, err = runner.New(runner.Config{
-		Journal: jr, Backend: be, Keeper: links.keeper, Room: room, Capabilities: e.caps, Output: dir.join("output"),
-		Record: nodeapi.EndedRecorder(st, e.id.Name), Now: time.Now, Log: log,
+	e.onClose(func() error {
+		// First the supervision: the runner ends the line, which is to break nobody's rest.
+		return errors.Join(links.supervision.Close(), e.runner.Close())
+	})
+	err = sweep.Run(ctx, sweep.Config{
+		Runner: e.runner, Backend: be, Keeper: links.keeper, Roster: links.roster, Output: dir.join("output"), Log: log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	e.onClose(e.runner.Close)
-	if err := sweep.Run(ctx, sweep.Config{
-		Runner: e.runner, Backend: be, Keeper: links.keeper, Roster: links.roster, Output: dir.join("output"), Log: log,
-	}); err != nil {
-		return nil, err
-	}
-	return e, e.serve(ctx, parts, room, st, m)
+	return e, e.startAether(ctx, x, e.parts.cgroups)
 }
 
 // links are the lines to the keeper.
 type links struct {
-	keeper *runner.Link
-	roster *sweep.Roster
+	keeper      *runner.Link
+	roster      *sweep.Roster
+	supervision io.Closer
 }
 
 // openBackend finds or starts the keeper and the spawner, and opens the native backend over them, which keeps so many
 // sandboxes warm.
-func (e *edge) openBackend(ctx context.Context, p parts, warm int) (*native.Backend, links, error) {
+func (e *edge) openBackend(ctx context.Context, p parts, gate *netslot.Gate, warm int) (*native.Backend, links, error) {
 	l := links{keeper: runner.NewLink(nil)}
-	if err := e.superviseKeeper(ctx, l.keeper, p.cgroups); err != nil {
+	var err error
+	if l.supervision, err = e.superviseKeeper(ctx, l.keeper, p.cgroups); err != nil {
 		return nil, l, err
 	}
 	spawn := spawner.Redial(e.dir.join("run", "spawner.sock"), e.dir.id, spawnerPatience)
@@ -144,7 +189,6 @@ func (e *edge) openBackend(ctx context.Context, p parts, warm int) (*native.Back
 	if err := e.superviseSpawner(ctx, p.cgroups); err != nil {
 		return nil, l, err
 	}
-	var err error
 	if l.roster, err = sweep.Ask(ctx, l.keeper); err != nil {
 		return nil, l, err
 	}
@@ -153,7 +197,7 @@ func (e *edge) openBackend(ctx context.Context, p parts, warm int) (*native.Back
 		return nil, l, fmt.Errorf("assemble the system-call filter: %w", err)
 	}
 	be, err := native.New(native.Config{
-		Spawner: spawn, Keeper: l.keeper, Cgroups: p.cgroups, Uppers: p.uppers, Ranges: p.ranges, Layers: p.layers,
+		Spawner: spawn, Keeper: l.keeper, Cgroups: p.cgroups, Uppers: p.uppers, Ranges: p.ranges, Layers: p.layers, Gate: gate,
 		Filter: filter, Caps: wire.DefaultCaps, Output: e.dir.join("output"), Held: l.roster.Sandbox, Warm: warm, Log: e.log,
 	})
 	if err != nil {
@@ -197,7 +241,10 @@ func (e *edge) openParts(ctx context.Context) (p parts, err error) {
 		return p, err
 	}
 	e.onClose(p.layers.Close)
-	if p.builder, err = build.New(build.Config{Store: p.blobs, Dir: e.dir.path, Log: e.log}); err != nil {
+	p.builder, err = build.New(build.Config{
+		Store: p.blobs, Dir: e.dir.path, Log: e.log, Proxy: http.ProxyFromEnvironment,
+	})
+	if err != nil {
 		return p, err
 	}
 	if err := p.builder.Sweep(); err != nil {
@@ -207,31 +254,40 @@ func (e *edge) openParts(ctx context.Context) (p parts, err error) {
 	return p, nil
 }
 
-// superviseKeeper finds or starts the keeper; a later one is told everything that must be held.
-func (e *edge) superviseKeeper(ctx context.Context, link *runner.Link, cgroups *cgroup.Manager) error {
+// superviseKeeper finds or starts the keeper; a later one is told everything that must be held. One that an edge of
+// another version has left becomes ours.
+func (e *edge) superviseKeeper(ctx context.Context, link *runner.Link, cgroups *cgroup.Manager) (io.Closer, error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find our own binary: %w", err)
+		return nil, fmt.Errorf("find our own binary: %w", err)
 	}
 	socket := e.dir.join("run", "keeper.sock")
+	argv := []string{exe, "keeper", "--socket", socket, "--data-id", e.dir.id, "--index", e.dir.join("run")}
+	var held []keeper.Held // while the keeper is being renewed
 	d, err := supervise.Start(ctx, supervise.Config[*keeper.Conn]{
-		Name: "keeper", Socket: socket, LogFile: e.dir.join("run", "keeper.log"), Log: e.log, Protect: true,
-		Argv: []string{exe, "keeper", "--socket", socket, "--data-id", e.dir.id, "--index", e.dir.join("run")},
+		Name: "keeper", Socket: socket, LogFile: e.dir.join("run", "keeper.log"), Log: e.log, Protect: true, Argv: argv,
 		Dial: func(ctx context.Context) (*keeper.Conn, error) { return keeper.Dial(ctx, socket, e.dir.id) },
 		OnConnect: func(ctx context.Context, c *keeper.Conn) error {
-			if e.runner == nil {
-				link.Set(c)
-				return nil
+			if e.runner != nil {
+				return e.runner.Keep(ctx, c)
 			}
-			return e.runner.Keep(ctx, c)
+			// A renewed keeper has it all; one that died of it has a successor by now, which has nothing.
+			err := keeper.Restore(ctx, c, held)
+			held = nil
+			link.Set(c)
+			return err
+		},
+		Renew: func(ctx context.Context, program *os.File) (err error) {
+			held, err = keeper.Upgrade(ctx, socket, e.dir.id, program, argv)
+			return err
 		},
 		Cgroup: cgroups.DaemonPath("keeper"),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	e.onClose(d.Close)
-	return nil
+	return d, nil
 }
 
 // superviseSpawner finds or starts the spawner. It is born in a mount namespace of its own, which becomes the nursery.
@@ -241,9 +297,10 @@ func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) er
 		return fmt.Errorf("find our own binary: %w", err)
 	}
 	socket := e.dir.join("run", "spawner.sock")
+	argv := []string{exe, "spawner", "--socket", socket, "--data-id", e.dir.id}
 	d, err := supervise.Start(ctx, supervise.Config[io.Closer]{
 		Name: "spawner", Socket: socket, LogFile: e.dir.join("run", "spawner.log"), Log: e.log,
-		Argv: []string{exe, "spawner", "--socket", socket, "--data-id", e.dir.id},
+		Argv: argv, Successor: append(slices.Clone(argv), "--takeover"),
 		// The backend has the one line that the spawner serves: another would end it.
 		Dial:       func(context.Context) (io.Closer, error) { return io.NopCloser(nil), nil },
 		Cgroup:     cgroups.DaemonPath("spawner"),
@@ -256,22 +313,32 @@ func (e *edge) superviseSpawner(ctx context.Context, cgroups *cgroup.Manager) er
 	return nil
 }
 
-// serve opens the node's door and keeps it registered.
-func (e *edge) serve(ctx context.Context, p parts, room *admission.Admission, st store.Store, m nodeapi.Machine) error {
+// serve opens the node's door and keeps it registered; it is in the store when serve returns.
+func (e *edge) serve(ctx context.Context) error {
+	layers := peers.New(peers.Config{
+		Blobs: e.parts.blobs, Store: e.store, Self: e.id.Number, Identity: e.at.identity, Free: e.parts.uppers.Free,
+		Reserve: admission.DefaultDiskReserve, Log: e.log,
+	})
+	e.onClose(layers.Close)
 	var err error
 	e.api, err = nodeapi.New(nodeapi.Config{
-		Runner: e.runner, Room: room, Builder: p.builder, Mounts: p.layers, Identity: e.id, Capabilities: e.caps, Version: version.String(),
-		Now: time.Now, Log: e.log,
+		Runner: e.runner, Room: e.room, Builder: e.parts.builder, Mounts: e.parts.layers, Layers: layers, Blobs: e.parts.blobs,
+		Keep:     e.keep(),
+		Identity: e.id, Capabilities: e.caps, Version: version.String(), Now: time.Now, Log: e.log,
 	})
 	if err != nil {
 		return err
 	}
-	l, err := nodeapi.ListenUnix(strings.TrimPrefix(m.Address, "unix:"))
-	if err != nil {
-		return err
-	}
-	if err := e.api.Serve(l); err != nil {
-		return err
+	if e.at.identity != nil {
+		e.api.ServeCluster(e.at.listener, e.at.identity)
+	} else {
+		l, err := nodeapi.ListenUnix(strings.TrimPrefix(e.at.address, "unix:"))
+		if err != nil {
+			return err
+		}
+		if err := e.api.Serve(l); err != nil {
+			return err
+		}
 	}
 	e.onClose(func() error {
 		// Calls had their time in drain.
@@ -281,7 +348,7 @@ func (e *edge) serve(ctx context.Context, p parts, room *admission.Admission, st
 	})
 	rctx, leave := context.WithCancelCause(context.WithoutCancel(ctx))
 	ended, ready := make(chan error, 1), make(chan struct{})
-	go func() { ended <- nodeapi.Register(rctx, st, m, e.id, e.log, func() { close(ready) }) }()
+	go func() { ended <- nodeapi.Register(rctx, e.store, e.machine, e.id, e.log, func() { close(ready) }) }()
 	e.onClose(func() error {
 		leave(errors.New("the edge shuts down"))
 		return <-ended
@@ -295,6 +362,35 @@ func (e *edge) serve(ctx context.Context, p parts, room *admission.Admission, st
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// keep are the layers that this node needs for itself.
+func (e *edge) keep() []image.Digest {
+	if e.guest == "" {
+		return nil
+	}
+	return []image.Digest{e.guest}
+}
+
+// drain closes the node's door and gives calls in flight their time.
+func (e *edge) drain(ctx context.Context) {
+	ctx, done := drain(ctx)
+	defer done()
+	if err := e.api.Shutdown(ctx); err != nil {
+		e.log.Info("calls were cut off", "err", err)
+	}
+}
+
+// running counts the node's living sandboxes.
+func (e *edge) running() int {
+	n := 0
+	all, _ := e.runner.Roster()
+	for _, s := range all {
+		if s.End.Cause == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // machineID tells this machine from others; a machine without one is known by its boots alone.

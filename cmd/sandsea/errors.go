@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -93,7 +94,7 @@ func (a *app) wasInterrupted() error {
 func (a *app) complain(err error) {
 	e := explain(err)
 	if !a.json {
-		fmt.Fprintln(a.io.Err, "sandsea: "+ui.Text(sentence(e)))
+		fmt.Fprintln(a.io.Err, "sandsea: "+a.io.Plain(ui.Text(sentence(e))))
 		return
 	}
 	var fields object
@@ -157,6 +158,7 @@ func errorObject(e *errdefs.Error) object {
 		{"limit", e.Limit},
 		{"cause", e.Cause},
 		{"feature", e.Feature},
+		{"stage", e.Stage},
 		{"errno", e.ErrnoName},
 		{"request", requestOf(e)},
 	} {
@@ -171,6 +173,17 @@ func errorObject(e *errdefs.Error) object {
 		out = append(out, member{"retry_after_ms", e.RetryAfter.Milliseconds()})
 	}
 	return out
+}
+
+// ofArchive names the file in what the server, which does not know its name, says of an archive.
+func ofArchive(err error, source string) error {
+	e, ok := errors.AsType[*errdefs.Error](err)
+	if _, file, cut := strings.Cut(source, ":"); ok && cut && e.Object == "archive" && file != "-" {
+		named := *e
+		named.Object = filepath.Base(file)
+		return &named
+	}
+	return err
 }
 
 // requestOf is the server's number for the call that failed, as its log has it.

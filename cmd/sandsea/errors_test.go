@@ -24,8 +24,8 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-// setting is what a case of TestErrors may set up.
-type setting struct {
+// situation is what a case of TestErrors may set up.
+type situation struct {
 	t   *testing.T
 	s   *testserver.Server
 	dir string
@@ -34,20 +34,22 @@ type setting struct {
 	keys int
 }
 
-func (b *setting) create() string {
+func (b *situation) create() string {
 	b.t.Helper()
 	c, err := client.New(client.Config{URL: b.s.URL, Token: b.s.Token})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	sb, err := c.Create(b.t.Context(), &sandseav1.SandboxSpec{Environment: &sandseav1.Environment{Image: "debian:bookworm"}}, "")
+	sb, err := c.Create(b.t.Context(), &sandseav1.SandboxSpec{
+		Environment: &sandseav1.Environment{Image: "debian:bookworm"}, IdleMs: 300_000,
+	}, "")
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return sb.ID
 }
 
-func (b *setting) file(name, content string, mode os.FileMode) string {
+func (b *situation) file(name, content string, mode os.FileMode) string {
 	b.t.Helper()
 	path := filepath.Join(b.dir, name)
 	if err := os.WriteFile(path, []byte(content), mode); err != nil {
@@ -61,28 +63,28 @@ func TestErrors(t *testing.T) {
 	const image = "--image=debian:bookworm"
 	tests := []struct {
 		name  string
-		args  func(b *setting) []string
+		args  func(b *situation) []string
 		lacks []string
 		code  int
 		again bool // what is asked with --json must be another thing than before
 	}{
-		{name: "no server", code: 1, args: func(b *setting) []string {
+		{name: "no server", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_URL=http://127.0.0.1:1"}
 			return []string{"ls"}
 		}},
-		{name: "no server of ours", code: 1, args: func(b *setting) []string {
+		{name: "no server of ours", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_URL=" + b.s.URL + "/elsewhere"}
 			return []string{"ls"}
 		}},
-		{name: "no token", code: 1, args: func(b *setting) []string {
+		{name: "no token", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_TOKEN=", "SANDSEA_TOKEN_FILE=" + filepath.Join(b.dir, "none")}
 			return []string{"ls"}
 		}},
-		{name: "wrong token", code: 1, args: func(b *setting) []string {
+		{name: "wrong token", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_TOKEN=sst_aaaaaaaaaaaaaaaa_bbbb"}
 			return []string{"ls"}
 		}},
-		{name: "expired token", code: 1, args: func(b *setting) []string {
+		{name: "expired token", code: 1, args: func(b *situation) []string {
 			token, err := b.s.IAM.Create(b.t.Context(), iam.Request{Principal: "user:ci", Project: "default", TTL: time.Nanosecond})
 			if err != nil {
 				b.t.Fatal(err)
@@ -90,7 +92,7 @@ func TestErrors(t *testing.T) {
 			b.env = []string{"SANDSEA_TOKEN=" + token}
 			return []string{"ls"}
 		}},
-		{name: "no right", code: 1, args: func(b *setting) []string {
+		{name: "no right", code: 1, args: func(b *situation) []string {
 			token, err := b.s.IAM.Create(b.t.Context(), iam.Request{Principal: "user:ci", Project: "default", May: []string{"sandbox.list"}})
 			if err != nil {
 				b.t.Fatal(err)
@@ -98,24 +100,24 @@ func TestErrors(t *testing.T) {
 			b.env = []string{"SANDSEA_TOKEN=" + token}
 			return []string{"create", image}
 		}},
-		{name: "open secret", code: 1, args: func(b *setting) []string {
+		{name: "open secret", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_TOKEN=", "SANDSEA_TOKEN_FILE=" + b.file("t.token", b.s.Token, 0o644)}
 			return []string{"ls"}
 		}},
-		{name: "address", code: 1, args: func(b *setting) []string {
+		{name: "address", code: 1, args: func(b *situation) []string {
 			b.env = []string{"SANDSEA_URL=7070"}
 			return []string{"ls"}
 		}},
-		{name: "config", code: 2, args: func(b *setting) []string {
+		{name: "config", code: 2, args: func(b *situation) []string {
 			return []string{"up", "--config", b.file("sandsea.toml", "# ours\n\nmemroy_overcommit = 2.0\n", 0o644)}
 		}},
-		{name: "config syntax", code: 2, args: func(b *setting) []string {
+		{name: "config syntax", code: 2, args: func(b *situation) []string {
 			return []string{"up", "--config", b.file("sandsea.toml", "data = \"/x\"\nlisten = \n", 0o644)}
 		}},
-		{name: "config value", code: 2, args: func(b *setting) []string {
+		{name: "config value", code: 2, args: func(b *situation) []string {
 			return []string{"up", "--config", b.file("sandsea.toml", "listen = \"7070\"\n", 0o644)}
 		}},
-		{name: "config missing", code: 2, args: func(b *setting) []string { return []string{"up", "--config", "/none/sandsea.toml"} }},
+		{name: "config missing", code: 2, args: func(b *situation) []string { return []string{"up", "--config", "/none/sandsea.toml"} }},
 		{name: "command", code: 2, args: args("stpo")},
 		{name: "subcommand", code: 2, args: args("image", "lss")},
 		{name: "flag", code: 2, args: args("create", "--memroy", "1G")},
@@ -130,21 +132,35 @@ func TestErrors(t *testing.T) {
 		{name: "required feature", code: 1, args: args("create", image, "--require", "exit_facts")},
 		{name: "image", code: 1, args: args("create", "--image", "debain")},
 		{name: "no image chosen", code: 125, args: args("run", "--", "true")},
-		{name: "archive", code: 1, args: func(b *setting) []string {
+		{name: "archive", code: 1, args: func(b *situation) []string {
 			b.s.Edge.Before(func(_ context.Context, call string) error {
 				if call != "build" {
 					return nil
 				}
-				return errdefs.New(errdefs.Invalid, "evil.tar", `entry 213 "../../etc/x" leaves the root`).
+				return errdefs.New(errdefs.Invalid, "archive", `entry 213 "../../etc/x" leaves the root`).
 					WithHint("Nothing imported; repack without it")
 			})
 			return []string{"image", "import", "rootfs:" + b.file("evil.tar", "x", 0o644)}
 		}},
 		{name: "archive missing", code: 1, args: args("image", "import", "rootfs:none.tar")},
+		{name: "network rule", code: 2, args: args("create", image, "--allow", "pipy")},
+		{name: "network rule url", code: 125, args: args("run", image, "--allow", "https://example.org/x", "--", "true")},
+		{name: "no date", code: 2, args: args("create", image, "--as-of", "June")},
+		{name: "policy file", code: 2, args: func(b *situation) []string {
+			return []string{"create", image, "--network", b.file("policy.toml", "[[phases]]\nname = \"agent\"\nruls = []\n", 0o644)}
+		}},
+		{name: "policy file missing", code: 2, args: args("create", image, "--network", "none.toml")},
+		{name: "policy refused", code: 1, args: func(b *situation) []string {
+			return []string{"net", "set", b.create(), "--file", b.file("policy.toml", "[[phases]]\nname = \"agent\"\nrules = [{ domain = \"exa mple.org\" }]\n", 0o644)}
+		}},
+		{name: "no phase", code: 1, args: func(b *situation) []string { return []string{"net", "phase", b.create(), "grade"} }},
+		{name: "no question", code: 2, args: args("net", "check", "s7q3k2m5", "https://example.org/x")},
+		{name: "no log named", code: 2, args: args("net", "log")},
+		{name: "nothing to set", code: 2, args: args("net", "set", "s7q3k2m5")},
 		{name: "unknown id", code: 1, args: args("inspect", "7q3k")},
 		{name: "short id", code: 2, args: args("inspect", "7q3")},
 		{name: "malformed id", code: 1, args: args("inspect", strings.Repeat("u", 27))},
-		{name: "ended", code: 125, args: func(b *setting) []string {
+		{name: "ended", code: 125, args: func(b *situation) []string {
 			id := b.create()
 			if err := b.s.End(b.t.Context(), id, "idle"); err != nil {
 				b.t.Fatal(err)
@@ -152,30 +168,46 @@ func TestErrors(t *testing.T) {
 			b.settle(id, "idle")
 			return []string{"exec", id, "--", "true"}
 		}},
-		{name: "unknown", code: 1, again: true, args: func(b *setting) []string {
+		{name: "lost", code: 125, args: func(b *situation) []string {
+			id := b.create()
+			b.s.Edge.Reboot()
+			if err := b.s.Edge.Register(b.t.Context()); err != nil {
+				b.t.Fatal(err)
+			}
+			c, err := client.New(client.Config{URL: b.s.URL, Token: b.s.Token})
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			wait.Until(b.t, limit, func() bool {
+				_, err := c.Sandbox(id).Run(b.t.Context(), client.Argv("true"))
+				return errors.Is(err, errdefs.Lost)
+			}, "the server knows")
+			return []string{"exec", id, "--", "true"}
+		}},
+		{name: "unknown", code: 1, again: true, args: func(b *situation) []string {
 			b.noAnswer()
 			b.keys++
 			return []string{"create", image, "--key", fmt.Sprintf("k-%d", 40+b.keys)}
 		}},
-		{name: "key of another create", code: 1, args: func(b *setting) []string {
+		{name: "key of another create", code: 1, args: func(b *situation) []string {
 			if r := (program{args: []string{"create", image, "--key", "k-1"}, env: against(b.s)}).run(b.t); r.code != 0 {
 				b.t.Fatal(r)
 			}
 			return []string{"create", image, "--memory", "1G", "--key", "k-1"}
 		}},
-		{name: "no terminal", code: 125, args: func(b *setting) []string { return []string{"exec", "-t", b.create(), "--", "bash"} }},
-		{name: "unconfirmed", code: 2, args: func(b *setting) []string {
+		{name: "no terminal", code: 125, args: func(b *situation) []string { return []string{"exec", "-t", b.create(), "--", "bash"} }},
+		{name: "unconfirmed", code: 2, args: func(b *situation) []string {
 			for range 3 {
 				b.create()
 			}
 			return []string{"stop", "--all"}
 		}},
-		{name: "unconfirmed image", code: 2, args: func(b *setting) []string {
+		{name: "unconfirmed image", code: 2, args: func(b *situation) []string {
 			b.create()
 			return []string{"image", "rm", "debian:bookworm"}
 		}},
-		{name: "file missing inside", code: 1, args: func(b *setting) []string { return []string{"cp", b.create() + ":/none", "/dev/null"} }},
-		{name: "file missing here", code: 1, args: func(b *setting) []string { return []string{"cp", "none.txt", b.create() + ":/x"} }},
+		{name: "file missing inside", code: 1, args: func(b *situation) []string { return []string{"cp", b.create() + ":/none", "/dev/null"} }},
+		{name: "file missing here", code: 1, args: func(b *situation) []string { return []string{"cp", "none.txt", b.create() + ":/x"} }},
 		{name: "hostile id", code: 1, args: args("inspect", "abcd\x1b[31mred\u202e")},
 		{name: "hostile name", code: 1, args: args("create", "--image", "a\x1b[31mred")},
 	}
@@ -183,7 +215,7 @@ func TestErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := testserver.Start(t, testserver.Config{Images: []string{"debian:bookworm", "go"}, Lacks: tt.lacks})
-			b := &setting{t: t, s: s, dir: t.TempDir()}
+			b := &situation{t: t, s: s, dir: t.TempDir()}
 			p := program{args: tt.args(b), env: append(against(s), b.env...)}
 			text := p.run(t)
 			words := strings.Join(p.args, " ")
@@ -206,10 +238,10 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func args(list ...string) func(*setting) []string { return func(*setting) []string { return list } }
+func args(list ...string) func(*situation) []string { return func(*situation) []string { return list } }
 
 // settle waits until the server knows how a sandbox ended.
-func (b *setting) settle(id, cause string) {
+func (b *situation) settle(id, cause string) {
 	b.t.Helper()
 	c, err := client.New(client.Config{URL: b.s.URL, Token: b.s.Token})
 	if err != nil {
@@ -222,7 +254,7 @@ func (b *setting) settle(id, cause string) {
 }
 
 // noAnswer lets the node do creates and never say so.
-func (b *setting) noAnswer() {
+func (b *situation) noAnswer() {
 	b.s.Edge.After(func(call string) error {
 		if call != "create" {
 			return nil

@@ -13,7 +13,7 @@ import (
 const helpWidth = 80
 
 // printHelp shows a command: examples first, since most people look for the line to copy.
-func printHelp(cmd *cobra.Command, _ []string) {
+func (a *app) printHelp(cmd *cobra.Command, _ []string) {
 	var b strings.Builder
 	part := func(title, body string) {
 		if body = strings.TrimRight(body, " \n"); body != "" {
@@ -35,7 +35,7 @@ func printHelp(cmd *cobra.Command, _ []string) {
 	part("Commands:", commands.String())
 	part("Flags:", flagLines(cmd.LocalNonPersistentFlags()))
 	part("For every command:", flagLines(cmd.Root().PersistentFlags()))
-	fmt.Fprint(cmd.OutOrStdout(), b.String())
+	fmt.Fprint(cmd.OutOrStdout(), a.io.Plain(b.String()))
 }
 
 // examples are the command's own, or else the lines of its group's that name it.

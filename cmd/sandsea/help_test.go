@@ -128,8 +128,9 @@ func TestTheCommandsAreThoseThatScriptsRelyOn(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"bench", "bench create", "bench run", "completion", "cp", "create", "doctor", "down", "events", "exec", "image", "image compose",
-		"image import", "image inspect", "image ls", "image rm", "inspect", "logs", "ls", "node", "node ls", "run", "stop", "up", "version",
+		"bench", "bench create", "bench net", "bench run", "completion", "config", "cp", "create", "doctor", "down", "edge", "endpoint", "events", "exec", "image", "image compose",
+		"image import", "image inspect", "image ls", "image rm", "inspect", "logs", "ls", "net", "net check", "net log", "net phase", "net set", "net top",
+		"node", "node invite", "node ls", "run", "server", "shell", "stop", "top", "up", "version",
 		"whoami",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +19,7 @@ import (
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/span"
 )
 
 // images lists the images that the server knows.
@@ -43,68 +45,104 @@ func (a *app) imageCommand() *cobra.Command {
 }
 
 func (a *app) imageImportCommand() *cobra.Command {
-	var name, user, workdir, reference string
-	var include, env, entrypoint, command []string
-	var refresh bool
+	var f importFlags
 	cmd := &cobra.Command{
 		Use:   "import SRC",
-		Short: "Make an image from Debian packages or an archive",
+		Short: "Make an image from Debian packages, a registry or an archive",
 		Long: `SRC is one of
-  debian:SUITE       Debian packages, no registry needed; more by --include
-  oci:DIR            an OCI image layout
-  rootfs:FILE.tar    a root file system, plain or compressed; - is standard input`,
+  debian:SUITE              Debian packages, no registry needed; more by --include
+  docker://REF              an image of a registry, named as for docker pull
+  docker-archive:FILE[:REF] what docker save wrote; - is standard input
+  oci:DIR                   an OCI image layout
+  rootfs:FILE.tar           a root file system, plain or compressed; - is standard input
+
+Registries are asked by the node. It is shown what docker login has left here, unless
+--username says otherwise; credentials are used once and kept nowhere.`,
 		Example: `  sandsea image import debian:bookworm --include python3,git
+  sandsea image import docker://python:3.11
+  sandsea image import docker://registry:5000/team/app@sha256:4f1c… --name app --insecure
+  sandsea image import docker://registry.example/team/app:1 --username me --password-stdin < token
+  docker save app:1 | sandsea image import docker-archive:-
+  sandsea image import docker-archive:images.tar:app:1
   sandsea image import rootfs:task-17.tar --name task-17
   sandsea image import oci:build/image --name app`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			kind, rest, ok := strings.Cut(args[0], ":")
-			if !ok || rest == "" || !slices.Contains([]string{"debian", "oci", "rootfs"}, kind) {
-				return usage(cmd, "image import %s: write debian:SUITE, oci:DIR or rootfs:FILE.tar", ui.Text(args[0]))
+			if err := f.read(cmd, args[0]); err != nil {
+				return err
 			}
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
 			a.undone = "no image was made"
-			req := &sandseav1.ImportImageRequest{Name: name, Config: &sandseav1.ImageConfig{
-				User: user, Workdir: workdir, Env: env, Entrypoint: entrypoint, Cmd: command,
-			}}
 			p := a.io.NewProgress()
 			defer p.Clear()
 			began := time.Now()
-			if kind == "debian" {
-				req.Source = &sandseav1.ImportImageRequest_Debian{Debian: &sandseav1.DebianSource{Suite: rest, Include: include, Refresh: refresh}}
-			} else {
-				archive, err := a.upload(cmd.Context(), c, kind, rest, p)
-				if err != nil {
-					return err
-				}
-				archive.Reference = reference
-				req.Source = &sandseav1.ImportImageRequest_Archive{Archive: archive}
-				req.Name = cmp.Or(name, archiveName(rest))
-			}
-			img, existed, err := c.ImportImage(cmd.Context(), req, func(ip *sandseav1.ImportProgress) {
-				p.Update(ip.GetStage(), ip.GetDone(), ip.GetTotal(), ip.GetUnit(), ip.GetDetail(), ip.GetFinished())
-			})
-			p.Clear()
+			req, err := a.importRequest(cmd.Context(), c, &f, p)
 			if err != nil {
 				return err
 			}
-			return a.imported(img, existed, kind == "debian", time.Since(began))
+			img, existed, err := c.ImportImage(cmd.Context(), req, func(ip *sandseav1.ImportProgress) {
+				p.Update(ip.GetStage(), ip.GetDone(), ip.GetTotal(), ip.GetUnit(), ip.GetDetail(), ip.GetFinished())
+				if f.kind == "debian" {
+					a.undone = keptOf(ip, a.undone)
+				}
+			})
+			p.Clear()
+			if err != nil {
+				return ofArchive(err, args[0])
+			}
+			return a.imported(img, existed, f.kind == "debian", time.Since(began))
 		},
 	}
-	fl := cmd.Flags()
-	fl.StringVar(&name, "name", "", "name of the image (default: from the source)")
-	fl.StringSliceVar(&include, "include", nil, "debian: more packages")
-	fl.BoolVar(&refresh, "refresh", false, "debian: ask the package index again")
-	fl.StringVar(&reference, "reference", "", "oci: which of several images")
-	fl.StringVar(&user, "user", "", "default user")
-	fl.StringVar(&workdir, "workdir", "", "default working directory")
-	fl.StringArrayVarP(&env, "env", "e", nil, "environment variable, as K=V")
-	fl.StringSliceVar(&entrypoint, "entrypoint", nil, "entrypoint")
-	fl.StringSliceVar(&command, "cmd", nil, "command")
+	f.register(cmd)
 	return cmd
+}
+
+// keptOf is what an import from packages leaves when it is interrupted, as far as its progress tells; before until then.
+// The node keeps what it has fetched. How much that is in the middle of a download nobody knows for sure.
+func keptOf(ip *sandseav1.ImportProgress, before string) string {
+	if ip.GetStage() != "download" || !ip.GetFinished() || ip.GetDone() <= 0 || ip.GetDone() < ip.GetTotal() {
+		return before
+	}
+	return fmt.Sprintf("no image was made; %s of packages kept in the cache", ui.LongSize(ip.GetDone()))
+}
+
+// importRequest makes the request, and hands a local archive over first.
+func (a *app) importRequest(ctx context.Context, c *client.Client, f *importFlags, p *ui.Progress) (*sandseav1.ImportImageRequest, error) {
+	req := &sandseav1.ImportImageRequest{Name: f.name, Config: &sandseav1.ImageConfig{
+		User: f.user, Workdir: f.workdir, Env: f.env, Entrypoint: f.entrypoint, Cmd: f.command,
+	}}
+	switch f.kind {
+	case "debian":
+		req.Source = &sandseav1.ImportImageRequest_Debian{Debian: &sandseav1.DebianSource{
+			Suite: f.rest, Include: f.include, Refresh: f.refresh,
+		}}
+	case "docker":
+		source, err := a.registry(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		req.Source = &sandseav1.ImportImageRequest_Registry{Registry: source}
+	default:
+		file, reference := f.rest, f.reference
+		if f.kind == "docker-archive" {
+			var ref string
+			if file, ref = splitArchive(f.rest); ref != "" {
+				reference = ref
+			}
+		} else {
+			req.Name = cmp.Or(f.name, archiveName(f.rest))
+		}
+		archive, err := a.upload(ctx, c, f.kind, file, p)
+		if err != nil {
+			return nil, err
+		}
+		archive.Reference = reference
+		req.Source = &sandseav1.ImportImageRequest_Archive{Archive: archive}
+	}
+	return req, nil
 }
 
 // archiveName is the name of an image from an archive that nobody named; standard input gives none.
@@ -128,7 +166,11 @@ func (a *app) imported(img *sandseav1.Image, existed, refreshable bool, took tim
 		a.io.Note("%s: already here, same content", ui.Text(img.GetName()))
 	default:
 		a.io.Note("%s  %s, %s", ui.Text(img.GetName()), ui.LongSize(imageBytes(img)), ui.Took(took))
-		a.io.Note("Try it: sandsea run --image %s -- ls /", ui.Text(img.GetName()))
+		try := "CMD" // what is in the images of others is not known
+		if refreshable {
+			try = "ls /"
+		}
+		a.io.Note("Try it: sandsea run --image %s -- %s", ui.Text(img.GetName()), try)
 	}
 	fmt.Fprintln(a.io.Out, img.GetDigest())
 	return nil
@@ -145,6 +187,9 @@ func imageBytes(img *sandseav1.Image) int64 {
 // upload hands a local archive, or an OCI layout packed on the way, to the server.
 func (a *app) upload(ctx context.Context, c *client.Client, kind, source string, p *ui.Progress) (*sandseav1.ArchiveSource, error) {
 	out := &sandseav1.ArchiveSource{Format: sandseav1.ArchiveFormat_ARCHIVE_FORMAT_ROOTFS}
+	if kind == "docker-archive" {
+		out.Format = sandseav1.ArchiveFormat_ARCHIVE_FORMAT_DOCKER
+	}
 	var r io.Reader
 	var total int64
 	switch {
@@ -169,6 +214,9 @@ func (a *app) upload(ctx context.Context, c *client.Client, kind, source string,
 		st, err := f.Stat()
 		if err != nil {
 			return nil, fmt.Errorf("image import: %w", err)
+		}
+		if st.IsDir() {
+			return nil, errdefs.New(errdefs.Invalid, source, "is a directory").WithHint("Name a file; a directory with an OCI layout is oci:DIR")
 		}
 		r, total = f, st.Size()
 	}
@@ -197,7 +245,7 @@ func (a *app) imageLsCommand() *cobra.Command {
 				a.io.Note("No images yet. About a minute: sandsea image import debian:bookworm --include python3,git")
 				return nil
 			}
-			a.printImages(list)
+			a.paged(cmd.Context(), func() { a.printImages(list) })
 			return nil
 		},
 	}
@@ -216,7 +264,7 @@ func (a *app) printImages(list []*sandseav1.Image) {
 			{Text: fmt.Sprint(len(i.GetLayers()))},
 			{Text: ui.Size(imageBytes(i))},
 			{Text: fmt.Sprint(i.GetUsers())},
-			{Text: ui.Age(a.now().Sub(i.GetCreatedAt().AsTime()))},
+			{Text: span.Short(a.now().Sub(i.GetCreatedAt().AsTime()))},
 		})
 	}
 	a.io.Table([]ui.Column{
@@ -256,16 +304,39 @@ func (a *app) imageInspectCommand() *cobra.Command {
 
 func (a *app) printImage(img *sandseav1.Image) {
 	cfg := img.GetConfig()
-	a.section("Image", row("name", "%s", img.GetName()), row("digest", "%s", img.GetDigest()),
+	a.section("Image", row("name", "%s", img.GetName()), row("digest", "%s", img.GetDigest()), row("source", "%s", imageSource(img)),
 		row("size", "%s", ui.LongSize(imageBytes(img))), row("users", "%d sandboxes", img.GetUsers()),
-		row("made", "%s ago", ui.Age(a.now().Sub(img.GetCreatedAt().AsTime()))))
+		row("made", "%s ago", span.Short(a.now().Sub(img.GetCreatedAt().AsTime()))))
 	a.section("Config", row("user", "%s", cfg.GetUser()), row("workdir", "%s", cfg.GetWorkdir()), row("env", "%s", strings.Join(cfg.GetEnv(), " ")),
-		row("runs", "%s", strings.Join(append(slices.Clone(cfg.GetEntrypoint()), cfg.GetCmd()...), " ")))
+		row("entrypoint", "%s", quoted(cfg.GetEntrypoint())), row("cmd", "%s", quoted(cfg.GetCmd())))
 	var layers [][2]string
 	for i, l := range slices.Backward(img.GetLayers()) {
 		layers = append(layers, row(fmt.Sprint(i), "%s  %s, %d files, %s", l.GetDigest(), ui.LongSize(l.GetBytes()), l.GetFiles(), l.GetSource()))
 	}
 	a.section("Layers", layers...)
+}
+
+// imageSource is where the layers came from, each place once, the lowest first.
+func imageSource(img *sandseav1.Image) string {
+	var all []string
+	for _, l := range img.GetLayers() {
+		if !slices.Contains(all, l.GetSource()) {
+			all = append(all, l.GetSource())
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// quoted shows where one argument ends and the next begins, as the image's config spells them.
+func quoted(argv []string) string {
+	if len(argv) == 0 {
+		return ""
+	}
+	b, err := json.Marshal(argv)
+	if err != nil {
+		return fmt.Sprintf("%q", argv)
+	}
+	return string(b)
 }
 
 func (a *app) imageRmCommand() *cobra.Command {

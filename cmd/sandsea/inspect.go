@@ -10,6 +10,7 @@ import (
 
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/span"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
@@ -77,7 +78,7 @@ func (a *app) printSandbox(sb *sandseav1.Sandbox, procs []*sandseav1.Process) {
 	}
 	a.section("Enforcement", enforcement...)
 	a.section("Layers", layers...)
-	a.section("Network", row("policy", "none: loopback only"))
+	a.section("Network", networkRows(sb)...)
 	a.section("Processes", processes...)
 	a.section("End", endRows(sb.GetEnd())...)
 }
@@ -88,10 +89,10 @@ func (a *app) stateRows(sb *sandseav1.Sandbox) [][2]string {
 		{"state", a.io.Paint(stateColor(sb), ui.Text(stateWord(sb)))},
 		row("project", "%s", sb.GetProject()),
 		row("node", "%s, epoch %d", sb.GetNode(), sb.GetEpoch()), row("image", "%s", imageWord(sb)),
-		row("created", "%s ago", ui.Age(a.now().Sub(sb.GetCreatedAt().AsTime()))),
+		row("created", "%s ago", span.Short(a.now().Sub(sb.GetCreatedAt().AsTime()))),
 	}
 	if sb.GetExpiresAt() != nil && sb.GetEnd() == nil {
-		rows = append(rows, row("ends", "in %s (--ttl)", ui.Age(sb.GetExpiresAt().AsTime().Sub(a.now()))))
+		rows = append(rows, row("ends", "in %s (--ttl)", span.Short(sb.GetExpiresAt().AsTime().Sub(a.now()))))
 	}
 	if w := labelWords(sb.GetSpec().GetLabels()); w != "" {
 		rows = append(rows, row("labels", "%s", w))
@@ -99,7 +100,15 @@ func (a *app) stateRows(sb *sandseav1.Sandbox) [][2]string {
 	return rows
 }
 
+// limitRows are the limits beside what is used of them; of a sandbox that has ended often nothing is known.
 func limitRows(l *sandseav1.Limits, u *sandseav1.Usage) [][2]string {
+	if u == nil {
+		return [][2]string{
+			row("memory", "%s", ui.Size(l.GetMemoryBytes())), row("cpu", "%.2f CPUs", float64(l.GetCpuMillis())/1000),
+			row("pids", "%d", l.GetPids()), row("disk", "%s", ui.Size(l.GetDiskBytes())),
+			row("output", "%s", ui.Size(l.GetOutputBytes())), row("open files", "%d per process", l.GetOpenFiles()),
+		}
+	}
 	return [][2]string{
 		row("memory", "%s / %s, peak %s", ui.Size(u.GetMemoryBytes()), ui.Size(l.GetMemoryBytes()), ui.Size(u.GetMemoryPeakBytes())),
 		row("cpu", "%.2f CPUs, used %s", float64(l.GetCpuMillis())/1000, ui.Took(time.Duration(u.GetCpuUs())*time.Microsecond)),
@@ -137,7 +146,7 @@ func processWord(p *sandseav1.Process, now time.Time) string {
 	r := p.GetResult()
 	switch {
 	case p.GetState() == sandseav1.ProcessState_PROCESS_STATE_RUNNING:
-		return "running " + ui.Age(now.Sub(p.GetStartedAt().AsTime()))
+		return "running " + span.Short(now.Sub(p.GetStartedAt().AsTime()))
 	case r.GetInfraError() != "":
 		return "platform fault: " + r.GetInfraError()
 	case r.GetStartFailure() != nil:
@@ -153,4 +162,10 @@ func processWord(p *sandseav1.Process, now time.Time) string {
 }
 
 // commandWord is a process's command on one line.
-func commandWord(p *sandseav1.Process) string { return strings.Join(p.GetCommand().GetArgv(), " ") }
+func commandWord(p *sandseav1.Process) string {
+	argv := p.GetCommand().GetArgv()
+	if len(argv) == 3 && argv[2] == loginShell {
+		return "shell"
+	}
+	return strings.Join(argv, " ")
+}

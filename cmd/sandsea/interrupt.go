@@ -41,6 +41,9 @@ func (a *app) interrupted() (context.Context, func()) {
 
 // leave ends the program at once and says what is left.
 func (a *app) leave() {
+	if restore := a.atExit.Load(); restore != nil {
+		(*restore)()
+	}
 	if left := a.left.Load(); left != nil {
 		fmt.Fprintln(a.io.Err, "sandsea: "+*left)
 	}

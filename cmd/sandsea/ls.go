@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/span"
 )
 
 // stateWord is a sandbox's state for people: an ended one shows its cause.
@@ -62,10 +64,14 @@ func (a *app) lsCommand() *cobra.Command {
 	var all bool
 	var labels []string
 	var limit int
+	var by string
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List sandboxes, newest first",
+		Long: `Lists sandboxes, newest first, or by the columns that --sort names, of which one with a minus counts backwards. On a
+terminal that does not hold the list, the program named by PAGER shows it.`,
 		Example: `  sandsea ls
+  sandsea ls --sort mem,-age
   sandsea ls --all -l job=eval-12
   sandsea ls --json | jq -r '.[].id'`,
 		Args: cobra.NoArgs,
@@ -77,13 +83,25 @@ func (a *app) lsCommand() *cobra.Command {
 			if limit < 1 {
 				return usage(cmd, "--limit %d: at least 1", limit)
 			}
+			get := limit
+			var compare comparison
+			if by != "" {
+				if compare, err = parseSort(by); err != nil {
+					return err
+				}
+				get = math.MaxInt // which are first is known when all are
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			list, total, err := listSandboxes(cmd.Context(), c, &sandseav1.ListSandboxesRequest{All: all, Labels: want}, limit)
+			list, total, err := listSandboxes(cmd.Context(), c, &sandseav1.ListSandboxesRequest{All: all, Labels: want}, get)
 			if err != nil {
 				return err
+			}
+			if compare != nil {
+				slices.SortStableFunc(list, compare)
+				list = list[:min(len(list), limit)]
 			}
 			if a.json {
 				return printJSON(a.io.Out, documents("sandsea.sandbox/1", list))
@@ -91,16 +109,20 @@ func (a *app) lsCommand() *cobra.Command {
 			if len(list) == 0 {
 				return a.noSandboxes(cmd.Context(), c, len(want) > 0)
 			}
-			a.printSandboxes(list)
-			if int64(len(list)) < total {
-				a.io.Note("first %d of %d; more: --limit", len(list), total)
-			}
+			hidden := a.hidden(cmd.Context(), c, all, want, total)
+			a.paged(cmd.Context(), func() {
+				a.printSandboxes(list, hidden)
+				if int64(len(list)) < total {
+					a.io.Note("first %s of %s; more: --limit", ui.Count(int64(len(list))), ui.Count(total))
+				}
+			})
 			return nil
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that ended in the last 24 hours")
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only with this label, as k=v")
 	cmd.Flags().IntVar(&limit, "limit", 500, "at most so many")
+	cmd.Flags().StringVar(&by, "sort", "", "by these columns, as mem,-age: "+strings.Join(sortNames(), ", "))
 	return cmd
 }
 
@@ -142,15 +164,28 @@ var sandboxColumns = []ui.Column{
 	{Name: "ID"},
 	{Name: "STATE"},
 	{Name: "IMAGE", Cut: true, Drop: 3},
-	{Name: "BACKEND", Drop: 6},
-	{Name: "NODE", Drop: 5},
+	{Name: "BACKEND", Drop: 7},
+	{Name: "NODE", Drop: 6},
 	{Name: "MEM", Right: true, Drop: 2},
+	{Name: "NET", Drop: 5},
 	{Name: "AGE", Right: true},
 	{Name: "IDLE", Right: true, Drop: 1},
 	{Name: "LABELS", Drop: 4},
 }
 
-func (a *app) printSandboxes(list []*sandseav1.Sandbox) {
+// hidden is how many sandboxes have ended of late and are not listed. People see it, and it is worth one call.
+func (a *app) hidden(ctx context.Context, c *client.Client, all bool, labels map[string]string, total int64) int64 {
+	if all || !a.io.OutTTY {
+		return 0
+	}
+	res, err := c.Sandboxes.List(ctx, connect.NewRequest(&sandseav1.ListSandboxesRequest{All: true, Labels: labels, PageSize: 1}))
+	if err != nil {
+		return 0 // the list is what was asked for
+	}
+	return res.Msg.GetTotal() - total
+}
+
+func (a *app) printSandboxes(list []*sandseav1.Sandbox, hidden int64) {
 	var rows [][]ui.Cell
 	counts := map[string]int{}
 	for _, sb := range list {
@@ -161,7 +196,7 @@ func (a *app) printSandboxes(list []*sandseav1.Sandbox) {
 		state, idle := stateName(sb.GetState()), "-"
 		counts[state]++
 		if sb.GetState() == sandseav1.SandboxState_SANDBOX_STATE_RUNNING {
-			idle = ui.Age(time.Duration(sb.GetIdleForMs()) * time.Millisecond)
+			idle = span.Short(time.Duration(sb.GetIdleForMs()) * time.Millisecond)
 		}
 		rows = append(rows, []ui.Cell{
 			{Text: id},
@@ -170,7 +205,8 @@ func (a *app) printSandboxes(list []*sandseav1.Sandbox) {
 			{Text: "container"},
 			{Text: ui.Text(sb.GetNode())},
 			{Text: ui.Size(sb.GetSpec().GetLimits().GetMemoryBytes())},
-			{Text: ui.Age(a.now().Sub(sb.GetCreatedAt().AsTime()))},
+			{Text: ui.Text(netWord(sb))},
+			{Text: span.Short(a.now().Sub(sb.GetCreatedAt().AsTime()))},
 			{Text: idle},
 			{Text: ui.Text(labelWords(sb.GetSpec().GetLabels()))},
 		})
@@ -185,5 +221,9 @@ func (a *app) printSandboxes(list []*sandseav1.Sandbox) {
 			words = append(words, fmt.Sprintf("%d %s", counts[state], state))
 		}
 	}
-	a.io.Note("%s", strings.Join(words, ", "))
+	more := ""
+	if hidden > 0 {
+		more = fmt.Sprintf(" (%d more ended in 24 h: --all)", hidden)
+	}
+	a.io.Note("%s%s", strings.Join(words, ", "), more)
 }

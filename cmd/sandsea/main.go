@@ -32,6 +32,10 @@ type app struct {
 	onInterrupt atomic.Pointer[func(os.Signal) bool]
 	// left is what a program that is made to leave at once says about what it leaves.
 	left atomic.Pointer[string]
+	// atExit, when set, gives the terminal back before the program leaves at once.
+	atExit atomic.Pointer[func()]
+	// callLimit is how long a call that is no stream may take.
+	callLimit time.Duration
 }
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -60,16 +64,17 @@ func (a *app) root() *cobra.Command {
 	root.SetOut(a.io.Out)
 	root.SetErr(a.io.Err)
 	root.SetFlagErrorFunc(flagError)
-	root.SetHelpFunc(printHelp)
+	root.SetHelpFunc(a.printHelp)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON document (one per line for streams)")
 	root.PersistentFlags().StringVar(&a.color, "color", "auto", "colour states: auto, always or never")
 	root.PersistentFlags().BoolVar(&a.yes, "yes", false, "answer yes to every question")
 	root.AddCommand(
-		a.upCommand(), a.downCommand(), a.doctorCommand(),
-		a.runCommand(), a.createCommand(), a.execCommand(), a.cpCommand(),
-		a.lsCommand(), a.inspectCommand(), a.logsCommand(), a.eventsCommand(), a.stopCommand(),
-		a.imageCommand(), a.nodeCommand(), a.whoamiCommand(), a.benchCommand(), a.versionCommand(),
-		a.completionCommand(), a.keeperCommand(), a.spawnerCommand(),
+		a.upCommand(), a.serverCommand(), a.edgeCommand(), a.downCommand(), a.doctorCommand(),
+		a.runCommand(), a.createCommand(), a.execCommand(), a.shellCommand(), a.cpCommand(),
+		a.lsCommand(), a.topCommand(), a.inspectCommand(), a.logsCommand(), a.eventsCommand(), a.netCommand(),
+		a.endpointCommand(), a.stopCommand(),
+		a.imageCommand(), a.nodeCommand(), a.whoamiCommand(), a.configCommand(), a.benchCommand(), a.versionCommand(),
+		a.completionCommand(), a.keeperCommand(), a.spawnerCommand(), a.aetherCommand(),
 	)
 	root.SetHelpCommand(helpCommand(root))
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -92,8 +97,8 @@ func (a *app) prepare(cmd *cobra.Command) error {
 
 // variables are the environment variables that we read; SANDSEA_REQUIRE is for our own tests.
 var variables = []string{
-	"SANDSEA_URL", "SANDSEA_TOKEN", "SANDSEA_TOKEN_FILE", "SANDSEA_PROJECT", "SANDSEA_DATA", "SANDSEA_LISTEN", "SANDSEA_LOG_LEVEL",
-	"SANDSEA_REQUIRE",
+	"SANDSEA_URL", "SANDSEA_TOKEN", "SANDSEA_TOKEN_FILE", "SANDSEA_PROJECT", "SANDSEA_TIMEOUT", "SANDSEA_DEBUG",
+	"SANDSEA_DATA", "SANDSEA_LISTEN", "SANDSEA_LOG_LEVEL", "SANDSEA_REQUIRE",
 }
 
 // noteUnknownVariables says which variables look like ours and are not, since a typo there would have no effect.
@@ -109,11 +114,6 @@ func (a *app) noteUnknownVariables() {
 		}
 		a.io.Note("sandsea: unknown variable %s is ignored%s", ui.Text(name), hint)
 	}
-}
-
-// client connects to the server that the environment names.
-func (a *app) client() (*client.Client, error) {
-	return client.New(client.Config{})
 }
 
 // resolve finds a sandbox's full id. An id that is too short or fits several is a mistake of the command line.

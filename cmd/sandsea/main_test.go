@@ -2,14 +2,18 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,9 +27,9 @@ import (
 // limit bounds every wait of a test.
 const limit = 10 * time.Second
 
-// TestMain lets the test binary be the program too: it is in PATH under the name sandsea.
+// TestMain lets the test binary be the program too: it is in PATH under the name sandsea, and as one with a mistake.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"sandsea": main})
+	testscript.Main(m, map[string]func(){"sandsea": main, "sandsea-mistaken": mistaken})
 }
 
 type serverKey struct{}
@@ -41,6 +45,8 @@ type serverKey struct{}
 //	works             takes fail and hold back
 //	cutlinks          breaks every stream
 //	reboot            lets the node forget its sandboxes
+//	flow ID FILE      lets a file's events, JSON lines, happen in a sandbox's network
+//	forget ID N       drops the oldest N events of a sandbox's flow log
 func TestStories(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
@@ -60,6 +66,12 @@ func TestStories(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code": withCode, "capture": capture, "running": running, "end": end, "fail": failCall, "hold": holdCall, "works": works,
+			"flow": flow,
+			"forget": func(ts *testscript.TestScript, _ bool, args []string) {
+				n, err := strconv.Atoi(args[1])
+				ts.Check(err)
+				serverOf(ts).ForgetFlows(args[0], n)
+			},
 			"cutlinks": func(ts *testscript.TestScript, _ bool, _ []string) { serverOf(ts).CutLinks() },
 			"reboot": func(ts *testscript.TestScript, _ bool, _ []string) {
 				serverOf(ts).Edge.Reboot()
@@ -115,8 +127,13 @@ func failCall(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func holdCall(ts *testscript.TestScript, _ bool, args []string) {
-	serverOf(ts).Edge.Before(func(ctx context.Context, call string) error {
-		if call != args[0] {
+	testserverHolds(serverOf(ts), args[0])
+}
+
+// testserverHolds lets the node's call hang from now on.
+func testserverHolds(s *testserver.Server, held string) {
+	s.Edge.Before(func(ctx context.Context, call string) error {
+		if call != held {
 			return nil
 		}
 		<-ctx.Done()
@@ -131,6 +148,10 @@ type program struct {
 	args []string
 	env  []string
 	in   string
+	path string              // of the program; empty: this test's own
+	dir  string              // to run in; empty: the test's
+	as   *syscall.Credential // who runs it
+	by   []string            // a program that runs it
 }
 
 // ran is how it went.
@@ -139,10 +160,21 @@ type ran struct {
 	code           int
 }
 
+func (p program) command() *exec.Cmd {
+	argv := append(append(slices.Clone(p.by), cmp.Or(p.path, "sandsea")), p.args...)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Dir = p.dir
+	if p.as != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.as}
+		cmd.Dir = "/" // the test's may be closed to them
+	}
+	return cmd
+}
+
 func (p program) run(t *testing.T) ran {
 	t.Helper()
-	cmd := exec.Command("sandsea", p.args...)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TERM=xterm", "HOME=" + t.TempDir()}, p.env...)
+	cmd := p.command()
+	cmd.Env = surroundings(t, p.env)
 	cmd.Stdin = strings.NewReader(p.in)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -151,6 +183,67 @@ func (p program) run(t *testing.T) ran {
 		t.Fatal(err)
 	}
 	return ran{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// follower is a program that runs on while the test does other things.
+type follower struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	out  *syncBuffer
+	errs *syncBuffer
+}
+
+// syncBuffer is a buffer that is read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer // guarded by mu
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// following starts a program that follows something of the server.
+func following(t *testing.T, p program) *follower {
+	t.Helper()
+	f := &follower{t: t, cmd: exec.Command("sandsea", p.args...), out: &syncBuffer{}, errs: &syncBuffer{}}
+	f.cmd.Env = surroundings(t, p.env)
+	f.cmd.Stdout, f.cmd.Stderr = f.out, f.errs
+	if err := f.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = f.cmd.Process.Kill()
+		_ = f.cmd.Wait()
+	})
+	return f
+}
+
+// interrupted ends it and gives what it printed.
+func (f *follower) interrupted(code int) string {
+	f.t.Helper()
+	if err := f.cmd.Process.Signal(os.Interrupt); err != nil {
+		f.t.Fatal(err)
+	}
+	_ = f.cmd.Wait()
+	if got := f.cmd.ProcessState.ExitCode(); got != code {
+		f.t.Errorf("exit %d, want %d: %s", got, code, f.errs)
+	}
+	return f.out.String()
+}
+
+// surroundings are the variables that a program gets: nothing of ours, and these.
+func surroundings(t *testing.T, more []string) []string {
+	t.Helper()
+	return append([]string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TERM=xterm", "HOME=" + t.TempDir()}, more...)
 }
 
 // against names a server in the environment.

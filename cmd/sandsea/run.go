@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os/signal"
@@ -56,7 +57,7 @@ func (a *app) runCommand() *cobra.Command {
 			defer a.leaves("sandbox %s is left to its idle limit. End it: sandsea stop %s", short(sb.ID), short(sb.ID))()
 			signal.Ignore(syscall.SIGPIPE) // a reader that has seen enough must not keep us from stopping
 			out, err := a.follow(cmd.Context(), sb, &sandseav1.StartRequest{
-				Command: &sandseav1.Command{Argv: args, TimeoutMs: timeout.Milliseconds()}, Stdin: stdin,
+				Command: &sandseav1.Command{Argv: args, TimeoutMs: timeout.Milliseconds()}, Stdin: stdin, Lossless: !a.json,
 			})
 			a.stopAfterRun(cmd.Context(), sb)
 			if err != nil {
@@ -66,6 +67,7 @@ func (a *app) runCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
+	cmd.Flags().Lookup("idle").Usage = fmt.Sprintf("end after so long without use, as 300s (default: %s)", ui.Span(runIdle))
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "kill the command and all it started after so long (default: never)")
 	cmd.Flags().BoolVarP(&stdin, "stdin", "i", false, "pass standard input on")
 	cmd.Flags().SetInterspersed(false)
@@ -97,10 +99,17 @@ func (a *app) create(cmd *cobra.Command, spec *sandseav1.SandboxSpec, key string
 	}
 	defer a.io.Waiting("the sandbox to be ready", readyLimit)()
 	sb, err := c.Create(cmd.Context(), spec, key)
-	if err != nil {
-		if errdefs.KindOf(err) == errdefs.Unknown && key != "" {
-			return nil, &exitError{code: 1, err: err, fields: object{{"key", key}}}
+	if e, ok := errors.AsType[*errdefs.Error](err); ok && e.Kind == errdefs.Unknown {
+		if errors.Is(err, context.DeadlineExceeded) {
+			e.Msg = fmt.Sprintf("create: no answer in %s, it may exist", ui.Span(a.callLimit))
 		}
+		exit := &exitError{code: 1, err: err}
+		if key != "" {
+			exit.fields = object{{"key", key}}
+		}
+		return nil, exit
+	}
+	if err != nil {
 		return nil, err
 	}
 	a.undone = ""
@@ -110,11 +119,15 @@ func (a *app) create(cmd *cobra.Command, spec *sandseav1.SandboxSpec, key string
 func (a *app) createCommand() *cobra.Command {
 	var f specFlags
 	var count int
+	var entrypoint string
 	cmd := &cobra.Command{
 		Use:   "create [flags] [-- CMD…]",
 		Short: "Create a sandbox and print its id",
-		Long:  "CMD, when given, is started in the sandbox as its process 1, in place of the image's entrypoint.",
+		Long: `Nothing is started in it unless asked for. CMD, or with --entrypoint image the image's ENTRYPOINT and CMD, is
+started as its process 1: sandsea logs shows its output, and the sandbox ends with it.`,
 		Example: `  sandsea create --image py --memory 1G --idle 300s
+  sandsea create --image nginx:1.27 --entrypoint image
+  sandsea create --image py -- python3 -m http.server
   sandsea create --base debian:bookworm --workspace task-17 --toolkit pytest
   sandsea create --count 64 -l job=eval-12`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -122,8 +135,8 @@ func (a *app) createCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if len(args) > 0 {
-				spec.Entrypoint = &sandseav1.Entrypoint{Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_ARGV, Argv: args}
+			if spec.Entrypoint, err = entrypointOf(cmd, entrypoint, args); err != nil {
+				return err
 			}
 			if count < 1 {
 				return usage(cmd, "--count %d: at least 1", count)
@@ -148,8 +161,24 @@ func (a *app) createCommand() *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().IntVar(&count, "count", 1, "how many of the same")
+	cmd.Flags().StringVar(&entrypoint, "entrypoint", "", "what starts by itself: idle (nothing, the default) or image")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
+}
+
+// entrypointOf says what starts by itself: what the flag names, or argv.
+func entrypointOf(cmd *cobra.Command, mode string, argv []string) (*sandseav1.Entrypoint, error) {
+	switch {
+	case len(argv) > 0 && mode != "":
+		return nil, usage(cmd, "create: --entrypoint %s and CMD: give one of the two", ui.Text(mode))
+	case len(argv) > 0:
+		return &sandseav1.Entrypoint{Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_ARGV, Argv: argv}, nil
+	case mode == "", mode == "idle":
+		return nil, nil
+	case mode == "image":
+		return &sandseav1.Entrypoint{Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_IMAGE}, nil
+	}
+	return nil, usage(cmd, "--entrypoint %s: write idle or image; a command of your own goes after --", ui.Text(mode))
 }
 
 // createMany prints the ids that were made, and one line for each kind of failure with its count.
@@ -186,75 +215,6 @@ func (a *app) createMany(cmd *cobra.Command, spec *sandseav1.SandboxSpec, count 
 		return &exitError{code: 1}
 	}
 	return nil
-}
-
-func (a *app) execCommand() *cobra.Command {
-	var user, workdir, key string
-	var env []string
-	var timeout time.Duration
-	var stdin, detach, tty bool
-	cmd := &cobra.Command{
-		Use:   "exec [flags] ID -- CMD…",
-		Short: "Run a command in a sandbox",
-		Long: `The exit code is the command's, 128+n when signal n ended it; 124 when --timeout did, 125 when the platform failed,
-126 or 127 when the command could not be started.`,
-		Example: `  sandsea exec s7q3k2m5 -- pytest -q
-  sandsea exec --detach s7q3k2m5 -- ./server.sh     # prints the process number
-  tar c src | sandsea exec -i s7q3k2m5 -- tar x -C /w`,
-		Args: cobra.MinimumNArgs(2), Annotations: wraps, ValidArgsFunction: a.completeID,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			argv := args[1:]
-			if argv[0] == "--" {
-				argv = argv[1:]
-			}
-			if len(argv) == 0 {
-				return usage(cmd, "exec: no command")
-			}
-			if tty {
-				return a.noTerminal()
-			}
-			vars, err := pairs("env", env)
-			if err != nil {
-				return err
-			}
-			sb, err := a.sandbox(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			req := &sandseav1.StartRequest{
-				Command: &sandseav1.Command{Argv: argv, Env: vars, User: user, Cwd: workdir, TimeoutMs: timeout.Milliseconds()},
-				Stdin:   stdin, Detached: detach, Key: key,
-			}
-			if detach {
-				return a.startDetached(cmd.Context(), sb, req)
-			}
-			out, err := a.follow(cmd.Context(), sb, req)
-			if err != nil {
-				return err
-			}
-			return a.finish(finished{sb.ID, "sandsea.exec/1", argv, timeout, 0, out})
-		},
-	}
-	fl := cmd.Flags()
-	fl.StringVarP(&user, "user", "u", "", "name, uid or uid:gid (default: the sandbox's)")
-	fl.StringVarP(&workdir, "workdir", "w", "", "working directory")
-	fl.StringArrayVarP(&env, "env", "e", nil, "environment variable, as K=V")
-	fl.DurationVar(&timeout, "timeout", 0, "kill the command and all it started after so long")
-	fl.BoolVarP(&stdin, "stdin", "i", false, "pass standard input on")
-	fl.BoolVarP(&tty, "tty", "t", false, "with a terminal (not in this version)")
-	fl.BoolVar(&detach, "detach", false, "do not wait: print the process number")
-	fl.StringVar(&key, "key", "", "idempotency key: the same key gives the same process")
-	fl.SetInterspersed(false)
-	return cmd
-}
-
-// noTerminal refuses -t.
-func (a *app) noTerminal() error {
-	why := "this version has no terminals"
-	if !a.io.InTTY {
-		why = "stdin is no terminal"
-	}
-	return misuse(errdefs.New(errdefs.Invalid, "", "exec -t: %s", why).WithField("tty", "").WithHint("Drop -t"))
 }
 
 // startDetached prints the number of a command that goes on without us. The stream ends when it has begun, so that the
@@ -339,6 +299,8 @@ func (f finished) trouble() *errdefs.Error {
 		return errdefs.New(errdefs.Exhausted, object, "out of memory, limit %s", ui.LongSize(limit)).WithHint("Raise --memory")
 	case r.GetOom():
 		return errdefs.New(errdefs.Exhausted, object, "out of memory").WithHint("See its limit: sandsea inspect %s", short(f.sandbox))
+	case f.end != nil:
+		return errdefs.New(errdefs.FailedPrecondition, object, "ended: %s", endWord(f.end)).WithHint("See: sandsea inspect %s", short(f.sandbox))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
 // specFlags are the flags that say what a sandbox shall be.
@@ -25,6 +26,7 @@ type specFlags struct {
 	key                    string
 	noNewPrivs             bool
 	require                []string
+	network                networkFlags
 }
 
 func (f *specFlags) register(cmd *cobra.Command) {
@@ -50,6 +52,7 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.key, "key", "", "idempotency key: the same key gives the same sandbox")
 	fl.BoolVar(&f.noNewPrivs, "no-new-privs", false, "set-user-id programs gain nothing inside")
 	fl.StringSliceVar(&f.require, "require", nil, "features that the node must enforce (see sandsea doctor)")
+	f.network.register(cmd, "network")
 }
 
 // pairs reads "k=v" flags.
@@ -66,6 +69,9 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	return out, nil
 }
 
+// minCPU is the smallest share of the CPUs that can be enforced.
+const minCPU = float64(sandbox.MinCPUMillis) / 1000
+
 // spec makes the request from the flags.
 func (f *specFlags) spec(cmd *cobra.Command) (*sandseav1.SandboxSpec, error) {
 	if f.backend != "container" {
@@ -78,6 +84,10 @@ func (f *specFlags) spec(cmd *cobra.Command) (*sandseav1.SandboxSpec, error) {
 	labels, err := pairs("label", f.labels)
 	if err != nil {
 		return nil, err
+	}
+	if cmd.Flags().Changed("cpu") && !(f.cpu >= minCPU) {
+		return nil, misuse(errdefs.New(errdefs.Invalid, "", "--cpu %v: at least %v", f.cpu, minCPU).WithField("cpu", "").
+			WithHint("Leave it out for 1"))
 	}
 	limits := &sandseav1.Limits{CpuMillis: int64(f.cpu * 1000), Pids: f.pids, OpenFiles: f.openFiles}
 	for _, size := range []struct {
@@ -93,11 +103,15 @@ func (f *specFlags) spec(cmd *cobra.Command) (*sandseav1.SandboxSpec, error) {
 			return nil, &exitError{code: 2, err: err}
 		}
 	}
+	network, err := f.network.policy(cmd)
+	if err != nil {
+		return nil, err
+	}
 	return &sandseav1.SandboxSpec{
 		Backend: sandseav1.Backend_BACKEND_CONTAINER, Class: f.class,
 		Environment: &sandseav1.Environment{Image: f.image, Base: f.base, Workspace: f.workspace, Toolkits: f.toolkits},
 		Limits:      limits, IdleMs: f.idle.Milliseconds(), TtlMs: f.ttl.Milliseconds(), User: f.user, Workdir: f.workdir,
-		Env: env, Labels: labels, NoNewPrivs: f.noNewPrivs, Require: f.require,
+		Env: env, Labels: labels, NoNewPrivs: f.noNewPrivs, Require: f.require, Network: network,
 	}, nil
 }
 

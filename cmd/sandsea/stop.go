@@ -79,13 +79,29 @@ func (s stopper) named(ctx context.Context, args []string) error {
 			failed = &exitError{code: 1}
 			continue
 		}
+		if !s.a.json {
+			// One of which nothing is known is left to the stop, which says what is wrong.
+			if info, err := s.c.Sandbox(id).Info(ctx); err == nil && over(info) {
+				s.a.io.Note("sandbox %s already ended: %s", short(id), ui.Text(endWord(info.GetEnd())))
+				continue
+			}
+		}
 		ids = append(ids, id)
+	}
+	if len(ids) == 0 {
+		return failed
 	}
 	if s.dry {
 		s.list(ids)
 		return failed
 	}
 	return cmp.Or(s.stop(ctx, ids), failed)
+}
+
+// over reports whether a sandbox has ended or is lost.
+func over(sb *sandseav1.Sandbox) bool {
+	state := sb.GetState()
+	return state == sandseav1.SandboxState_SANDBOX_STATE_ENDED || state == sandseav1.SandboxState_SANDBOX_STATE_LOST
 }
 
 // chosen stops what labels choose, or everything, once that is confirmed; it stops what it listed only.

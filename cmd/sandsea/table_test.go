@@ -11,6 +11,7 @@ import (
 
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
+	"github.com/sandsea/sandsea/internal/aether/upstream"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/testkit/golden"
 )
@@ -69,7 +70,7 @@ func TestTables(t *testing.T) {
 		{Name: "n2", State: sandseav1.NodeState_NODE_STATE_UNREACHABLE, Kernel: "6.18.44", Cpus: 64, MemoryBytes: 256 << 30, SandboxesMax: 20000},
 	}
 	for name, f := range map[string]func(a *app){
-		"ls":       func(a *app) { a.printSandboxes(fleet()) },
+		"ls":       func(a *app) { a.printSandboxes(fleet(), 212) },
 		"image_ls": func(a *app) { a.printImages(images) },
 		"node_ls":  func(a *app) { a.printNodes(nodes) },
 	} {
@@ -99,19 +100,62 @@ func TestTables(t *testing.T) {
 }
 
 func TestDoctor(t *testing.T) {
-	c := node.Capabilities{
-		Kernel: "6.18.44", CPUs: 2, Memory: 25125558682, Cgroup: "hybrid",
+	ok := func(name, how string) node.Feature { return node.Feature{Name: name, Status: node.OK, Mechanism: how} }
+	good := node.Capabilities{
+		Kernel: "6.18.44", CPUs: 2, Memory: 25125558682, Cgroup: "hybrid", PidMax: 4 << 20,
 		Features: []node.Feature{
-			{Name: node.FeatureMemory, Status: node.OK, Mechanism: "cgroup v1"},
-			{Name: node.FeatureLayers, Status: node.Slower, Mechanism: "on demand by FUSE", Fix: "Linux 6.14"},
+			ok(node.FeatureExitFacts, "PIDFD_GET_INFO"), ok(node.FeatureKill, "cgroup v2 cgroup.kill, clone into the group"),
+			ok(node.FeatureLayers, "EROFS from files, overlayfs by descriptor"), ok(node.FeatureCPU, "cgroup v1 cpu.cfs_quota_us"),
+			ok(node.FeatureDisk, "btrfs simple quotas, loop image"), ok(node.FeatureMemory, "cgroup v1 memory.limit_in_bytes"),
+			ok(node.FeaturePids, "cgroup v1 pids.max"), ok(node.FeatureSeccomp, "seccomp filter"),
+			ok(node.FeatureUserNS, "user namespaces, id-mapped layers"), ok("new", "something of a later version"),
+			ok(node.FeatureEgress, "veth to a gate, nft tproxy, cgroup bpf"),
+		},
+	}
+	bad := node.Capabilities{
+		Kernel: "6.18.44", CPUs: 2, Memory: 25125558682, Cgroup: "hybrid", PidMax: 32768,
+		Features: []node.Feature{
+			ok(node.FeatureMemory, "cgroup v1 memory.limit_in_bytes"), ok(node.FeatureCPU, "cgroup v1 cpu.cfs_quota_us"),
+			{Name: node.FeatureDisk, Status: node.Unsure, Mechanism: "no \x1b[2Janswer within 10s", Fix: "Install btrfs-progs"},
+			ok(node.FeatureUserNS, "user namespaces, id-mapped layers"),
+			{Name: node.FeatureSeccomp, Status: node.Missing, Mechanism: "invalid argument", Fix: "Use a kernel with CONFIG_SECCOMP_FILTER"},
+			{Name: node.FeatureLayers, Status: node.Slower, Mechanism: "on demand by FUSE; fanotify pre-content needs Linux 6.14"},
 			{Name: node.FeatureNetwork, Status: node.Missing, Mechanism: "no network namespaces", Fix: "modprobe nf_tables, then sandsea doctor"},
 			{Name: node.FeatureExitFacts, Status: node.Missing, Optional: true, Mechanism: "needs Linux 6.15"},
 		},
 	}
-	golden.Equal(t, "tables/doctor.txt", show(80, false, func(a *app) { a.printFeatures(c) }))
+	services := upstream.Upstreams{
+		"pypi": {URLs: []string{"https://index.example/simple"}, Found: "pip config"},
+		"npm":  {Missing: "npm is not installed: name it as urls in [services.npm] of aether.toml"},
+	}
+	for name, c := range map[string]node.Capabilities{"doctor_good": good, "doctor": bad} {
+		look := func(a *app) { a.printFindings(c, services, 4) }
+		for _, width := range []int{40, 80, 120} {
+			golden.Equal(t, filepath.Join("tables", fmt.Sprintf("%s_%d.txt", name, width)), show(width, false, look))
+		}
+		golden.Equal(t, filepath.Join("tables", name+"_pipe.txt"), show(0, false, look))
+	}
 	golden.Equal(t, "tables/doctor.json", show(0, false, func(a *app) {
-		if err := printJSON(a.io.Out, doctorDocument(c, "container: 1 of 3 promises not enforced", false)); err != nil {
+		if err := printJSON(a.io.Out, doctorDocument(bad, services, "container: 3 of 7 promises not enforced", false)); err != nil {
 			t.Error(err)
 		}
 	}))
+}
+
+func TestPidMaxIsToldOnlyWhereItBoundsTheNode(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		pidMax, memory int64
+		few            bool
+	}{
+		{"the kernel's default on a machine with memory", 32768, 24 << 30, true},
+		{"less memory than processes", 32768, 4 << 30, false},
+		{"as much as the kernel takes", 4 << 20, 1 << 50, false},
+		{"enough for as many as a node takes", 4<<20 - 1, 1 << 50, true},
+		{"not known", 0, 24 << 30, false},
+	} {
+		if f, few := pidsFinding(node.Capabilities{CPUs: 2, PidMax: tt.pidMax, Memory: tt.memory}, 4); few != tt.few {
+			t.Errorf("%s: %+v", tt.name, f)
+		}
+	}
 }

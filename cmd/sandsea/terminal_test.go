@@ -3,71 +3,111 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/vt"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandsea/sandsea/internal/linux/tty"
 	"github.com/sandsea/sandsea/internal/testkit/testserver"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-// terminal is a program on a terminal of its own.
+// terminal is a program on a terminal of its own, with a screen that shows what a person would see.
 type terminal struct {
 	t    *testing.T
-	pty  *os.File
+	pty  *os.File // the person's end
+	tty  *os.File // the program's end, open as long as it runs
 	cmd  *exec.Cmd
 	mu   sync.Mutex
 	seen bytes.Buffer // guarded by mu
-	done chan struct{}
+	// screen answers what a terminal is asked, as real ones do.
+	screen *vt.SafeEmulator
+	// The terminal's modes before the program ran and after it.
+	before, after unix.Termios
+	done          chan struct{}
 }
 
 // onTerminal starts sandsea on a terminal of so many columns.
 func onTerminal(t *testing.T, columns int, env []string, args ...string) *terminal {
 	t.Helper()
-	pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	return programOnTerminal(t, columns, env, "sandsea", args...)
+}
+
+// programOnTerminal is onTerminal for any program.
+func programOnTerminal(t *testing.T, columns int, env []string, name string, args ...string) *terminal {
+	t.Helper()
+	pty, err := tty.Open()
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
 	}
-	fd := int(pty.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	peer, err := tty.Peer(pty)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: uint16(columns)}); err != nil {
-		t.Fatal(err)
-	}
-	tty, err := os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tty.Close()
-	x := &terminal{t: t, pty: pty, done: make(chan struct{})}
-	x.cmd = exec.Command("sandsea", args...)
-	x.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TERM=xterm", "HOME=" + t.TempDir()}, env...)
-	x.cmd.Stdin, x.cmd.Stdout, x.cmd.Stderr = tty, tty, tty
+	x := &terminal{t: t, pty: pty, tty: peer, done: make(chan struct{}), screen: vt.NewSafeEmulator(columns, rows)}
+	x.size(columns)
+	x.before = x.modes()
+	x.cmd = exec.Command(name, args...)
+	x.cmd.Env = surroundings(t, env)
+	x.cmd.Stdin, x.cmd.Stdout, x.cmd.Stderr = peer, peer, peer
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := x.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	go x.read()
+	go func() { _, _ = io.Copy(pty, x.screen) }() // until the screen is closed
 	t.Cleanup(func() {
 		_ = x.cmd.Process.Kill()
 		_ = x.cmd.Wait()
-		pty.Close()
+		peer.Close()
 		<-x.done
+		_ = x.screen.Close()
+		pty.Close()
 	})
 	return x
+}
+
+// rows of every terminal here.
+const rows = 50
+
+// size makes the terminal so wide.
+func (x *terminal) size(columns int) {
+	x.t.Helper()
+	if err := tty.SetSize(x.pty, tty.Size{Columns: uint16(columns), Rows: rows}); err != nil {
+		x.t.Fatal(err)
+	}
+	x.screen.Resize(columns, rows)
+}
+
+// modes of the terminal: raw or not, echo, signals.
+func (x *terminal) modes() unix.Termios {
+	x.t.Helper()
+	m, err := unix.IoctlGetTermios(int(x.tty.Fd()), unix.TCGETS)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return *m
+}
+
+// wasGivenBack wants the terminal as it was before the program ran, with its own screen and a cursor.
+func (x *terminal) wasGivenBack() {
+	x.t.Helper()
+	if diff := cmp.Diff(x.before, x.after); diff != "" {
+		x.t.Errorf("the terminal is not as it was (-before +after):\n%s", diff)
+	}
+	if x.screen.IsAltScreen() || x.screen.CursorHidden() {
+		x.t.Errorf("other screen %v, cursor hidden %v", x.screen.IsAltScreen(), x.screen.CursorHidden())
+	}
 }
 
 func (x *terminal) read() {
@@ -78,6 +118,7 @@ func (x *terminal) read() {
 		x.mu.Lock()
 		x.seen.Write(buf[:n])
 		x.mu.Unlock()
+		_, _ = x.screen.Write(buf[:n])
 		if err != nil {
 			return
 		}
@@ -97,6 +138,41 @@ func (x *terminal) until(text string) {
 	}
 }
 
+// untilShown waits for what the screen shows, as lines without the blanks at their ends.
+func (x *terminal) untilShown(text string) {
+	x.t.Helper()
+	if !wait.For(limit, func() bool { return strings.Contains(x.shown(), text) }) {
+		x.t.Fatalf("never shown: %q on\n%s", text, x.shown())
+	}
+}
+
+// settles waits until the program sleeps: it has asked what it wanted and waits for the answer.
+func (x *terminal) settles() {
+	x.t.Helper()
+	proc := fmt.Sprintf("/proc/%d", x.cmd.Process.Pid)
+	fd := proc + "/fd"
+	wait.Until(x.t, limit, func() bool {
+		if name, _ := os.ReadFile(proc + "/comm"); string(name) != "sandsea\n" {
+			return false // it is not yet itself
+		}
+		list, _ := os.ReadDir(fd)
+		for _, e := range list {
+			if to, _ := os.Readlink(fd + "/" + e.Name()); strings.HasPrefix(to, "socket:") {
+				return true
+			}
+		}
+		return false
+	}, "it asks the server")
+}
+
+func (x *terminal) shown() string {
+	var b strings.Builder
+	for line := range strings.Lines(x.screen.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+	return strings.TrimRight(b.String(), "\n") + "\n"
+}
+
 func (x *terminal) types(keys string) {
 	x.t.Helper()
 	if _, err := io.WriteString(x.pty, keys); err != nil {
@@ -107,10 +183,18 @@ func (x *terminal) types(keys string) {
 // exits waits for the end and gives the exit code and all that was shown.
 func (x *terminal) exits() (int, string) {
 	x.t.Helper()
-	err := x.cmd.Wait()
-	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		x.t.Fatal(err)
+	ended := make(chan error, 1)
+	go func() { ended <- x.cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+			x.t.Fatal(err)
+		}
+	case <-time.After(limit):
+		x.t.Fatalf("does not end; shown:\n%s", x.shown())
 	}
+	x.after = x.modes()
+	x.tty.Close()
 	<-x.done
 	return x.cmd.ProcessState.ExitCode(), strings.ReplaceAll(x.text(), "\r\n", "\n")
 }

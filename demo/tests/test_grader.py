@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from demo import grader
@@ -9,8 +11,10 @@ from demo.grader import Report, decide, parse_go, parse_junit, take
 from demo.tasks import Edit, Release, Task, diff
 from sandsea import Result
 
+DAY = datetime.datetime(2024, 6, 1, tzinfo=datetime.timezone.utc)
 TASK = Task(
-    name="p", kind="python", project="p", old=Release("1", ""), new=Release("2", ""), sources=("a.py", "pkg/b.py"),
+    name="p", kind="python", project="p", old=Release("1", "", DAY), new=Release("2", "", DAY),
+    sources=("a.py", "pkg/b.py"),
     tests=("tests",), run=("tests",), wrong=(Edit("a.py", "x", "y"),), f2p=("t::turns",), p2p=("t::stays",),
 )  # fmt: skip
 

@@ -79,8 +79,16 @@ int main(void)
 	end("setup");
 	begin(SS_SPAWN, number)->u.spawn.flags = SS_SPAWN_ERR;
 	end("spawn");
+	begin(SS_SPAWN, number)->u.spawn.flags = SS_SPAWN_TTY;
+	end("spawn_tty");
+	begin(SS_SPAWN, number)->u.spawn.flags = SS_SPAWN_ERR | SS_SPAWN_STATE;
+	end("spawn_state");
 	begin(SS_SERVE_FILES, 0);
 	end("serve_files");
+	begin(SS_OPENPTY, 0);
+	end("openpty");
+	begin(SS_PTY, 0);
+	end("pty");
 	begin(SS_SIGNAL, number)->u.signal.signal = 15;
 	end("signal");
 	begin(SS_ACK, number);
@@ -118,6 +126,7 @@ int main(void)
 	plan.head.ncpus = 2;
 	plan.head.filter_len = 2;
 	strcpy(plan.head.hostname, "box");
+	strcpy(plan.head.resolver, "100.64.0.1");
 	plan.head.cpus[0] = 1 << 1;
 	plan.head.cpus[1] = 1 << 3;
 	for (unsigned i = 0; i < sizeof plan.filter; i++)

@@ -36,7 +36,21 @@ type Stdio struct {
 	In     *os.File
 	Out    *os.File
 	Err    *os.File
+	// TTY says that In is a terminal of OpenPTY's, which becomes the command's controlling one. Out is the same then, and
+	// Err nil.
+	TTY bool
+	// StateIn and StateOut, both or none, are what a command of a shell session finds at the descriptors StateIn and
+	// StateOut.
+	StateIn  *os.File
+	StateOut *os.File
 }
+
+// StateIn and StateOut are the numbers of a command's descriptors for the state of a shell session: above what scripts
+// use, below 255, which is bash's own.
+const (
+	StateIn  = 250
+	StateOut = 251
+)
 
 // Step names where a start failed.
 type Step string
@@ -50,6 +64,8 @@ const (
 	StepUser   Step = "user"
 	StepFilter Step = "filter"
 	StepExec   Step = "exec"
+	// StepTerminal is of OpenPTY and of a Spawn with Stdio.TTY.
+	StepTerminal Step = "terminal"
 )
 
 // StartError says why a command never ran.
@@ -91,6 +107,8 @@ type InForce struct {
 	NoNewPrivs bool
 	Masks      int // masked and read-only paths
 	OpenFiles  int64
+	Terminals  bool // it knows OpenPTY and Stdio.TTY
+	Shells     bool // it knows Stdio.StateIn and StateOut
 }
 
 // Channel is the line to one sandbox. The peer is not trusted: a message of the wrong size, kind or cookie ends the line
@@ -101,6 +119,10 @@ type Channel interface {
 	Hello(ctx context.Context) (InForce, []Process, error)
 	// Spawn returns when the command runs (its exec succeeded), with its pid inside, or a *StartError.
 	Spawn(ctx context.Context, s Spawn, io Stdio) (pid int, err error)
+	// OpenPTY makes a terminal among the sandbox's own and returns its master, non-blocking and checked to be one; the
+	// caller owns it. *StartError when the sandbox has no room for another. FailedPrecondition when its inside is of a
+	// version that knows no terminals.
+	OpenPTY(ctx context.Context) (*os.File, error)
 	// ServeFiles forks a file helper with these rights and returns the caller's end of its socket.
 	ServeFiles(ctx context.Context, ids IDs) (*os.File, error)
 	// Signal sends a signal to the command's first process; NotFound after its end.

@@ -70,18 +70,36 @@ func (c Config) Over(o Config) Config {
 // MergeEnv lays lists of "K=V" over each other; a later one wins and keeps the place of the first.
 func MergeEnv(lists ...[]string) []string {
 	var out []string
+	at := map[string]int{} // a caller may send as many as fit into 2 MiB
 	for _, list := range lists {
 		for _, kv := range list {
-			k, _, _ := strings.Cut(kv, "=")
-			i := slices.IndexFunc(out, func(e string) bool { return strings.HasPrefix(e, k+"=") })
-			if i < 0 {
+			k, _, set := strings.Cut(kv, "=")
+			i, ok := at[k]
+			if !ok {
+				i = len(out)
 				out = append(out, kv)
-			} else {
-				out[i] = kv
+			}
+			out[i] = kv
+			if at[k] = i; !set {
+				delete(at, k)
 			}
 		}
 	}
 	return out
+}
+
+// DefaultEnv is what an import gives to an image whose source says nothing of these variables.
+func DefaultEnv() []string {
+	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
+}
+
+// withoutDefaults leaves out what an import has filled in where the images below have the variable.
+func withoutDefaults(env, below []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		k, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(DefaultEnv(), kv) &&
+			slices.ContainsFunc(below, func(e string) bool { return strings.HasPrefix(e, k+"=") })
+	})
 }
 
 // MaxLayers is the largest number of layers in one composition.
@@ -118,7 +136,8 @@ func (i Image) Digest() Digest {
 }
 
 // Compose stacks images: base lowest, then workspace, then toolkits in order; a layer that is there already is not
-// taken twice. Configs lay over each other in the same order.
+// taken twice. Configs lay over each other in the same order, but a default of an image above does not hide what one
+// below says.
 func Compose(base Image, above ...Image) (Image, error) {
 	out := Image{Layers: slices.Clone(base.Layers), Config: base.Config}
 	for _, a := range above {
@@ -127,6 +146,7 @@ func Compose(base Image, above ...Image) (Image, error) {
 				out.Layers = append(out.Layers, l)
 			}
 		}
+		a.Config.Env = withoutDefaults(a.Config.Env, out.Config.Env)
 		out.Config = out.Config.Over(a.Config)
 	}
 	if len(out.Layers) > MaxLayers {

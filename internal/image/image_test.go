@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/image"
@@ -45,6 +46,23 @@ func TestAConfigLaidOverAnother(t *testing.T) {
 	}
 }
 
+func TestMergeEnvTakesManyVariables(t *testing.T) {
+	var many []string
+	for i := range 200_000 {
+		many = append(many, fmt.Sprintf("v%d=%d", i, i))
+	}
+	begin := time.Now()
+	got := image.MergeEnv([]string{"A=1", "bare"}, many, []string{"A=2", "v7=new", "bare"})
+	want := append([]string{"A=2", "bare"}, many...)
+	want[2+7] = "v7=new"
+	if want = append(want, "bare"); !slices.Equal(got, want) {
+		t.Errorf("%d variables, want %d", len(got), len(want))
+	}
+	if d := time.Since(begin); d > 5*time.Second {
+		t.Errorf("took %s", d)
+	}
+}
+
 func TestComposeStacksInOrderAndTakesALayerOnce(t *testing.T) {
 	got, err := image.Compose(
 		image.Image{Layers: layers("base1", "base2"), Config: image.Config{Env: []string{"A=1"}}},
@@ -66,6 +84,29 @@ func TestComposeStacksInOrderAndTakesALayerOnce(t *testing.T) {
 	}
 	if _, err := image.Compose(image.Image{}, many); !errors.Is(err, errdefs.Invalid) {
 		t.Errorf("%d layers: %v", len(many.Layers), err)
+	}
+}
+
+func TestADefaultOfAnImageAboveDoesNotHideWhatTheBaseSays(t *testing.T) {
+	base := image.Image{Layers: layers("go"), Config: image.Config{Env: []string{"PATH=/usr/local/go/bin:/bin", "A=1"}}}
+	files := image.Image{Layers: layers("files"), Config: image.Config{Env: image.DefaultEnv()}}
+	tools := image.Image{Layers: layers("tools"), Config: image.Config{Env: []string{"PATH=/tools:/bin", "LANG=C.UTF-8"}}}
+	for name, tc := range map[string]struct {
+		base  image.Image
+		above []image.Image
+		want  []string
+	}{
+		"a workspace of files": {base, []image.Image{files}, []string{"PATH=/usr/local/go/bin:/bin", "A=1", "LANG=C.UTF-8"}},
+		"a path that is said":  {base, []image.Image{tools, files}, []string{"PATH=/tools:/bin", "A=1", "LANG=C.UTF-8"}},
+		"nobody says one":      {files, []image.Image{files}, image.DefaultEnv()},
+	} {
+		got, err := image.Compose(tc.base, tc.above...)
+		if err != nil || !slices.Equal(got.Config.Env, tc.want) {
+			t.Errorf("%s: %q, %v, want %q", name, got.Config.Env, err, tc.want)
+		}
+	}
+	if !slices.Equal(files.Config.Env, image.DefaultEnv()) {
+		t.Errorf("the image above is changed: %q", files.Config.Env)
 	}
 }
 

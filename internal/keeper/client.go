@@ -27,6 +27,7 @@ type Conn struct {
 	c     *scm.Conn
 	pid   int
 	pidfd *os.File
+	knows feature
 	done  chan struct{} // closed when the reading goroutine has ended
 	more  chan struct{} // has room for one: events came
 
@@ -51,13 +52,18 @@ var (
 // Dial connects to the keeper at socket, once: Unavailable when none listens there. Both must run as the same user and
 // for the same data directory. The new connection supersedes one that another edge has.
 func Dial(ctx context.Context, socket, dataID string) (*Conn, error) {
+	return dial(ctx, socket, dataID, false)
+}
+
+// dial is Dial to a keeper of any version, if foreign: such a line is good for a Roster and an Upgrade.
+func dial(ctx context.Context, socket, dataID string, foreign bool) (*Conn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, greeting, errSilent)
 	defer cancel()
 	sc, err := scm.Dial(ctx, socket)
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	c, err := greet(ctx, sc, dataID)
+	c, err := greet(ctx, sc, dataID, foreign)
 	if err != nil {
 		_ = sc.Close()
 		return nil, err
@@ -66,7 +72,7 @@ func Dial(ctx context.Context, socket, dataID string) (*Conn, error) {
 	return c, nil
 }
 
-func greet(ctx context.Context, sc *scm.Conn, dataID string) (*Conn, error) {
+func greet(ctx context.Context, sc *scm.Conn, dataID string, foreign bool) (*Conn, error) {
 	cred, err := sc.Peer()
 	if err != nil {
 		return nil, unavailable(err)
@@ -74,7 +80,7 @@ func greet(ctx context.Context, sc *scm.Conn, dataID string) (*Conn, error) {
 	if int(cred.UID) != os.Geteuid() {
 		return nil, errdefs.New(errdefs.Denied, "keeper", "the process at its socket runs as uid %d", cred.UID)
 	}
-	if err := sc.Send(ctx, hello{version: wireVersion, dataID: dataID}.encode(kHello)); err != nil {
+	if err := sc.Send(ctx, hello{version: wireVersion, dataID: dataID, features: features}.encode(kHello)); err != nil {
 		return nil, unavailable(err)
 	}
 	buf := make([]byte, maxMessage)
@@ -88,7 +94,7 @@ func greet(ctx context.Context, sc *scm.Conn, dataID string) (*Conn, error) {
 	switch {
 	case err != nil || k != kWelcome:
 		return nil, errdefs.New(errdefs.Internal, "keeper", "its greeting makes no sense").Wrap(err)
-	case m.version != wireVersion:
+	case m.version != wireVersion && !foreign:
 		return nil, errdefs.New(errdefs.FailedPrecondition, "keeper", "it speaks version %d, not %d",
 			m.version, wireVersion)
 	case m.dataID != dataID:
@@ -99,7 +105,7 @@ func greet(ctx context.Context, sc *scm.Conn, dataID string) (*Conn, error) {
 		return nil, unavailable(err)
 	}
 	return &Conn{
-		c: sc, pid: cred.Pid, pidfd: pidfd, done: make(chan struct{}), more: make(chan struct{}, 1),
+		c: sc, pid: cred.Pid, pidfd: pidfd, knows: m.features, done: make(chan struct{}), more: make(chan struct{}, 1),
 		waiting: make(map[uint32]*exchange),
 	}, nil
 }
@@ -243,6 +249,9 @@ func decodeHeld(k kind, r *reader, files []*os.File) (Held, error) {
 		}
 	}
 	h.Exec.Stdin, h.Exec.Kill = take(m.stdin), take(m.kill)
+	for i, s := range m.streams {
+		h.Exec.Streams[i].Terminal, h.Exec.Streams[i].Feed = take(s.terminal), take(s.terminal)
+	}
 	return h, nil
 }
 
@@ -255,7 +264,7 @@ func (h Held) Files() []*os.File {
 	if h.Exec != nil {
 		all = append(all, h.Exec.Stdin, h.Exec.Kill)
 		for _, s := range h.Exec.Streams {
-			all = append(all, s.Pipe, s.File)
+			all = append(all, s.Pipe, s.File, s.Terminal, s.Feed)
 		}
 	}
 	out := all[:0]
@@ -329,7 +338,9 @@ func (c *Conn) Hold(ctx context.Context, s Sandbox) error {
 
 // Record implements Client.
 func (c *Conn) Record(ctx context.Context, e Exec) error {
-	m := execMsg{key: e.Key, caps: e.Caps, remaining: e.Remaining, stdin: e.Stdin != nil, kill: e.Kill != nil}
+	m := execMsg{
+		key: e.Key, caps: e.Caps, remaining: e.Remaining, stdin: e.Stdin != nil, kill: e.Kill != nil, settled: e.Settled,
+	}
 	if len(e.Streams) > maxStreams {
 		return errdefs.New(errdefs.Invalid, object(e.Key), "%d streams, at most %d", len(e.Streams), maxStreams)
 	}
@@ -338,12 +349,22 @@ func (c *Conn) Record(ctx context.Context, e Exec) error {
 		if len(s.Pins) > maxPins {
 			return errdefs.New(errdefs.Invalid, object(e.Key), "%d pins, at most %d", len(s.Pins), maxPins)
 		}
-		m.streams = append(m.streams, streamMsg{stream: s.Stream, pins: s.Pins})
+		if s.Terminal != nil && c.knows&terminals == 0 {
+			return errdefs.New(errdefs.FailedPrecondition, "keeper",
+				"the running one (process %d) is of an older version, which cannot record terminals", c.pid).
+				WithHint("End that process; the node's daemon starts a new one, and nothing is lost")
+		}
+		m.streams = append(m.streams, streamMsg{stream: s.Stream, pins: s.Pins, terminal: s.Terminal != nil})
 		files = append(files, s.Pipe, s.File)
 	}
 	for _, f := range []*os.File{e.Stdin, e.Kill} {
 		if f != nil {
 			files = append(files, f)
+		}
+	}
+	for _, s := range e.Streams {
+		if s.Terminal != nil {
+			files = append(files, s.Terminal, s.Feed)
 		}
 	}
 	_, err := c.call(ctx, "record", func(id uint32) []byte { return m.encode(kRecord, id) }, files...)

@@ -42,17 +42,13 @@ const compactAt = 1 << 20
 // ErrRunning: another keeper holds the index.
 var ErrRunning = errors.New("another keeper is running")
 
-func openIndex(path, boot, data string) (*index, error) {
-	lock, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open keeper lock: %w", err)
-	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		lock.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock %s: %w", path, ErrRunning)
+// openIndex opens it; lock is the lock of the program that this process was before, nil if it was none.
+func openIndex(path, boot, data string, lock *os.File) (*index, error) {
+	if lock == nil {
+		var err error
+		if lock, err = lockIndex(path); err != nil {
+			return nil, err
 		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	x := &index{lock: lock, path: path, head: fmt.Sprintf("sandsea-keeper 1 %s %s\n", boot, data)}
 	old, err := os.ReadFile(path)
@@ -66,6 +62,21 @@ func openIndex(path, boot, data string) (*index, error) {
 		return nil, err
 	}
 	return x, nil
+}
+
+func lockIndex(path string) (*os.File, error) {
+	lock, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open keeper lock: %w", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		lock.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock %s: %w", path, ErrRunning)
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return lock, nil
 }
 
 // parseIndex is total: a line that was cut by a kill, or that a later version wrote, is skipped.

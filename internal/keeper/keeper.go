@@ -46,6 +46,11 @@ type Stream struct {
 	Stream record.Stream
 	Pipe   *os.File // read end
 	File   *os.File // the record, open for reading and writing; recording goes on at its size
+	// Terminal is the non-blocking master of the terminal whose output this is, nil for a pipe's. The keeper moves it
+	// through Pipe, of which Feed is the write end that only the two holders have. The stream ends when nobody has the
+	// other end of the terminal open. FailedPrecondition from a keeper of a version that knows no terminals.
+	Terminal *os.File
+	Feed     *os.File
 	// Pins are never punched, see Pinner.
 	Pins []record.Range
 }
@@ -55,10 +60,13 @@ type Exec struct {
 	Key     Key
 	Streams []Stream
 	Caps    record.Caps
-	Stdin   *os.File // write end, nil when there is none
-	Kill    *os.File // cgroup.kill of the command's cgroup
+	// Stdin is the write end, nil when there is none. A command of a shell session has the file of its state held here.
+	Stdin *os.File
+	Kill  *os.File // cgroup.kill of the command's cgroup
 	// Remaining is the active time until the command's tree is killed; 0: never.
 	Remaining time.Duration
+	// Settled is how many bytes the records of the sandbox's released commands hold by now; they count towards its budget.
+	Settled int64
 }
 
 // Held is one entry of the roster, with descriptors that the receiver owns. Exactly one of Sandbox and Exec is set.

@@ -36,24 +36,9 @@ func TestAKilledKeeperLosesNoByte(t *testing.T) {
 		for i := range int64(writers) {
 			children = append(children, startWriter(t, c, dir, Key{"s1", number + i}, total, wide))
 		}
-		ended := make(chan error, writers)
-		for _, ch := range children {
-			go func() { ended <- ch.cmd.Wait() }()
-		}
-		for left := writers; left > 0; {
-			pause := time.NewTimer(time.Duration(r.IntN(60)) * time.Millisecond)
-			select {
-			case err := <-ended:
-				pause.Stop()
-				left--
-				if err != nil {
-					t.Fatalf("writer: %v: %s", err, children[0].stderr.String())
-				}
-				continue
-			case <-pause.C:
-			}
+		whileWriting(t, children, r, 60*time.Millisecond, func() {
 			if deaths >= kills {
-				continue
+				return
 			}
 			p.kill(t)
 			c.Close()
@@ -71,7 +56,7 @@ func TestAKilledKeeperLosesNoByte(t *testing.T) {
 			}
 			longest = max(longest, time.Since(begin))
 			deaths++
-		}
+		})
 		for _, ch := range children {
 			e := l.wait(t, of(Closed, ch.exec.Key))
 			if e.Size != total {
@@ -188,5 +173,27 @@ func TestAKilledEdgeStopsNothing(t *testing.T) {
 			t.Errorf("stream of %d bytes, want %d", e.Size, edgeTotal)
 		}
 		checkRecord(t, record.Path(dir, "s1", h.Exec.Key.Number, record.Stdout), uint64(h.Exec.Key.Number), edgeTotal)
+	}
+}
+
+// whileWriting calls fault again and again, at random moments at most so far apart, until every child has ended well.
+func whileWriting(t *testing.T, children []*child, r *rand.Rand, most time.Duration, fault func()) {
+	t.Helper()
+	ended := make(chan error, len(children))
+	for _, ch := range children {
+		go func() { ended <- ch.cmd.Wait() }()
+	}
+	for left := len(children); left > 0; {
+		pause := time.NewTimer(time.Duration(r.Int64N(int64(most))))
+		select {
+		case err := <-ended:
+			pause.Stop()
+			left--
+			if err != nil {
+				t.Fatalf("writer: %v: %s", err, children[0].stderr.String())
+			}
+		case <-pause.C:
+			fault()
+		}
 	}
 }

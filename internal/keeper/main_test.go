@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,6 +46,9 @@ func TestMain(m *testing.M) {
 func keeperRole(args []string) int {
 	cfg := Config{Socket: filepath.Join(args[0], "keeper.sock"), DataID: "data", Index: args[0]}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if i := slices.Index(os.Args, "--table"); i > 0 {
+		cfg.Table, _ = strconv.Atoi(os.Args[i+1])
+	}
 	if len(args) == 6 {
 		n := make([]int64, 5)
 		for i := range n {

@@ -429,7 +429,6 @@ func TestAPeerThatIsNotTheEdgeIsRefused(t *testing.T) {
 		"no greeting":           begin(kRoster, 1).b,
 		"garbage":               {0xff},
 		"a greeting cut short":  hello{version: wireVersion, dataID: "data"}.encode(kHello)[:9],
-		"a later version":       hello{version: wireVersion + 1, dataID: "data"}.encode(kHello),
 		"more than any message": make([]byte, maxMessage+1),
 	} {
 		c, err := scm.Dial(t.Context(), p.socket())
@@ -555,6 +554,59 @@ func TestRunInThisProcessGivesEverythingUp(t *testing.T) {
 	c.Close()
 	if !eventually(5*time.Second, func() bool { return count() <= fds && runtime.NumGoroutine() <= routines }) {
 		t.Errorf("%d descriptors, %d before; %d goroutines, %d before", count(), fds, runtime.NumGoroutine(), routines)
+	}
+}
+
+// TestAReleaseIsAnsweredOnceNobodyReadsThePipes: the edge then takes what is left in them, see sessions.
+func TestAReleaseIsAnsweredOnceNobodyReadsThePipes(t *testing.T) {
+	dir := t.TempDir()
+	idx, err := openIndex(filepath.Join(dir, "keeper.index"), "boot", "data", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = idx.close() }()
+	p := &process{dir: dir}
+	s, err := newServer(Config{
+		Socket: p.socket(), DataID: "data", Log: slog.New(slog.DiscardHandler), limits: defaultLimits(),
+	}, idx, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.run() }()
+	defer func() {
+		s.tell(func() { s.ends = true })
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		s.close()
+	}()
+	c := p.dial(t)
+	st, _ := newRecord(t, dir, Key{"s1", 1}, record.Stdout)
+	if err := errors.Join(
+		c.Hold(t.Context(), Sandbox{ID: "s1"}),
+		c.Record(t.Context(), Exec{Key: Key{"s1", 1}, Caps: record.DefaultCaps, Streams: []Stream{st}}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	goOn := make(chan struct{})
+	for _, r := range s.recs {
+		r.tell(func() { <-goOn }) // at work on other streams
+	}
+	released := make(chan error, 1)
+	go func() { released <- c.Release(t.Context(), Key{"s1", 1}) }()
+	select {
+	case err := <-released:
+		t.Errorf("answered while the recorder still has the pipe: %v", err)
+		released <- err
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(goOn)
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Release(t.Context(), Key{"s1", 1}); err != nil {
+		t.Errorf("once more: %v", err)
 	}
 }
 

@@ -109,7 +109,7 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 		msg any
 		b   []byte
 	}{
-		{hello{7, "data"}, hello{7, "data"}.encode(kHello)},
+		{hello{7, "data", 3}, hello{7, "data", 3}.encode(kHello)},
 		{sandboxMsg{id: "s1"}, sandboxMsg{id: "s1"}.encode(kHold, 1)},
 		{
 			sandboxMsg{"s1", at, 5, true, true, [3]bool{true, false, true}},
@@ -140,8 +140,9 @@ func fullExec() execMsg {
 		Key{"s1", 1 << 50},
 		record.Caps{Head: 1, Tail: 2},
 		3, true,
-		[]streamMsg{{1, true, []record.Range{{From: 4, To: 5}}}, {2, false, nil}},
+		[]streamMsg{{1, true, []record.Range{{From: 4, To: 5}}, false}, {2, false, nil, true}},
 		true, false,
+		7,
 	}
 }
 
@@ -193,14 +194,14 @@ func TestTheIndexRemembersWhatIsNotForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		x, err := openIndex(path, boot, data)
+		x, err := openIndex(path, boot, data, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
 	x := reopen(nil, "boot", "data")
-	if _, err := openIndex(path, "boot", "data"); !errors.Is(err, ErrRunning) {
+	if _, err := openIndex(path, "boot", "data", nil); !errors.Is(err, ErrRunning) {
 		t.Errorf("a second holder: %v", err)
 	}
 	for i := range int64(3) {

@@ -35,8 +35,9 @@ const pauseAt = 10 * time.Millisecond
 
 // tally counts what the streams of one sandbox keep. Only its recorder's loop touches it.
 type tally struct {
-	budget int64
-	used   int64
+	budget  int64
+	used    int64 // by the streams that are held
+	settled int64 // by the records of released commands, as the edge says
 }
 
 // stream is one recorded stream. After it was handed to its recorder only the loop touches it, but for the descriptors,
@@ -47,9 +48,14 @@ type stream struct {
 	which record.Stream
 	pipe  int
 	file  int
-	caps  record.Caps // what is in force: shrinks as the sandbox's budget fills, never grows
-	pins  []record.Range
-	tally *tally
+	// terminal is the master whose output goes through the pipe, of which feed is the write end; -1 for a pipe's own.
+	terminal int
+	feed     int
+	ttyToken uint64
+	dry      bool        // the terminal is at its end
+	caps     record.Caps // what is in force: shrinks as the sandbox's budget fills, never grows
+	pins     []record.Range
+	tally    *tally
 
 	size    int64 // of the file, and so of the stream
 	holes   int64 // bytes of it that are not kept
@@ -84,6 +90,7 @@ type recorder struct {
 	null  *os.File
 	ends  bool
 	bys   map[uint64]*stream
+	ttys  map[uint64]*stream // by ttyToken
 	waits deadlines
 	token uint64
 
@@ -92,8 +99,14 @@ type recorder struct {
 
 const tokenWake = 0
 
+// fillSize is what is asked of a terminal at once: more than it ever has ready, less than a pipe holds.
+const fillSize = 16 << 10
+
 func newRecorder(log *slog.Logger, l limits, report func(toServer)) (*recorder, error) {
-	r := &recorder{log: log, limits: l, report: report, now: time.Now, bys: make(map[uint64]*stream), token: tokenWake}
+	r := &recorder{
+		log: log, limits: l, report: report, now: time.Now, bys: make(map[uint64]*stream),
+		ttys: make(map[uint64]*stream), token: tokenWake,
+	}
 	var err error
 	if r.poll, err = epoll.New(64); err != nil {
 		return nil, err
@@ -130,6 +143,9 @@ func (r *recorder) run() error {
 				r.obey()
 			} else if s := r.bys[e.Token]; s != nil && s.polled {
 				r.drain(s, e.Ready&epoll.Hup != 0)
+				r.endIfDry(s)
+			} else if s := r.ttys[e.Token]; s != nil && s.polled {
+				r.fill(s)
 			}
 		}
 		r.resumeDue()
@@ -150,6 +166,11 @@ func (r *recorder) timeout() int {
 func (r *recorder) add(s *stream) {
 	r.token++
 	s.token = r.token
+	if s.terminal >= 0 {
+		r.token++
+		s.ttyToken = r.token
+		r.ttys[s.ttyToken] = s
+	}
 	s.retain = -1
 	s.full = 48 << 10
 	s.wait = &deadline{stream: s, index: -1}
@@ -208,6 +229,12 @@ func (r *recorder) watch(s *stream) {
 		return
 	}
 	s.polled = true
+	if s.terminal >= 0 && !s.dry {
+		if err := r.poll.Add(s.terminal, epoll.In, s.ttyToken); err != nil {
+			r.complain(s, "wait for a terminal", err)
+		}
+	}
+	r.endIfDry(s)
 }
 
 func (r *recorder) unwatch(s *stream) {
@@ -216,6 +243,16 @@ func (r *recorder) unwatch(s *stream) {
 		if err := r.poll.Del(s.pipe); err != nil {
 			r.complain(s, "stop waiting for output", err)
 		}
+		r.unwatchTerminal(s)
+	}
+}
+
+func (r *recorder) unwatchTerminal(s *stream) {
+	if s.terminal < 0 || s.dry {
+		return
+	}
+	if err := r.poll.Del(s.terminal); err != nil {
+		r.complain(s, "stop waiting for a terminal", err)
 	}
 }
 
@@ -244,11 +281,39 @@ func (r *recorder) resumeDue() {
 	}
 }
 
+// fill moves what the terminal has into the pipe, and on from there.
+func (r *recorder) fill(s *stream) {
+	_, err := pipe.FromTerminal(s.terminal, s.feed, fillSize)
+	if err != nil && !errors.Is(err, syscall.EAGAIN) {
+		if !errors.Is(err, syscall.EIO) {
+			r.complain(s, "read a terminal, its output ends here", err)
+		}
+		r.unwatchTerminal(s)
+		s.dry = true
+	}
+	r.drain(s, false)
+	r.endIfDry(s)
+}
+
+// endIfDry ends the stream of a terminal that is at its end once its pipe, which has no end of its own, is empty.
+func (r *recorder) endIfDry(s *stream) {
+	if !s.dry || s.ended || !s.polled {
+		return
+	}
+	if n, err := pipe.Buffered(s.pipe); err != nil || n == 0 {
+		r.end(s)
+	}
+}
+
 // drain moves what is in the pipe, at most one pipe full, into the record. hup says that no writer was left when it was
 // called.
 func (r *recorder) drain(s *stream, hup bool) {
 	if s.size < s.gapTo || s.noPunch && s.size >= s.caps.Head+s.caps.Tail {
 		r.skip(s, hup)
+		return
+	}
+	if s.caps.Tail == 0 && s.size >= s.caps.Head && s.retain < 0 {
+		r.beginGap(s, hup) // nothing from here on is kept
 		return
 	}
 	m, err := pipe.ToFile(s.pipe, s.file, s.size, pipe.MaxSize)
@@ -303,7 +368,7 @@ func (r *recorder) moved(s *stream, m int) {
 // punch makes the hole that the caps ask for now.
 func (r *recorder) punch(s *stream) {
 	t := s.tally
-	share := record.Share(s.caps, t.budget, t.used-(s.size-s.holes))
+	share := record.Share(s.caps, t.budget, t.settled+t.used-(s.size-s.holes))
 	s.caps = record.Caps{Head: min(s.caps.Head, share.Head), Tail: min(s.caps.Tail, share.Tail)}
 	if s.noPunch {
 		return
@@ -428,14 +493,16 @@ func (r *recorder) retainFrom(s *stream, from int64) {
 
 // release forgets a stream and closes its descriptors.
 func (r *recorder) release(s *stream) {
+	s.tally.used -= s.size - s.holes
 	r.unwatch(s)
 	r.waits.remove(s.wait)
 	delete(r.bys, s.token)
+	delete(r.ttys, s.ttyToken)
 	r.drop(s)
 }
 
 func (r *recorder) drop(s *stream) {
-	closeFD(s.pipe, s.file)
+	closeFD(s.pipe, s.file, s.terminal, s.feed)
 }
 
 func (r *recorder) complain(s *stream, what string, err error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/sandsea/sandsea/internal/linux/pipe"
 	"github.com/sandsea/sandsea/internal/linux/scm"
 	"github.com/sandsea/sandsea/internal/linux/timerfd"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 	"github.com/sandsea/sandsea/internal/record"
 )
 
@@ -30,6 +31,8 @@ type Config struct {
 	DataID string
 	// Index is the directory of the index file: DIR/run.
 	Index string
+	// Table is the descriptor of what the program that this process was before has left; 0: it was none.
+	Table int
 	Log   *slog.Logger
 
 	limits limits // zero: the real ones
@@ -56,16 +59,23 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("keeper: %w", err)
 	}
-	idx, err := openIndex(filepath.Join(cfg.Index, "keeper.index"), strings.TrimSpace(string(boot)), cfg.DataID)
+	before := &inherited{listen: -1}
+	if cfg.Table > 0 {
+		if before, err = inherit(cfg.Table, cfg.DataID); err != nil {
+			return fmt.Errorf("keeper: %w", err)
+		}
+	}
+	idx, err := openIndex(filepath.Join(cfg.Index, "keeper.index"), strings.TrimSpace(string(boot)), cfg.DataID, before.lock)
 	if err != nil {
 		return fmt.Errorf("keeper: %w", err)
 	}
 	defer func() { _ = idx.close() }()
-	s, err := newServer(cfg, idx)
+	s, err := newServer(cfg, idx, before.listen)
 	if err != nil {
 		return fmt.Errorf("keeper: %w", err)
 	}
 	defer s.close()
+	s.restore(before)
 	stop := context.AfterFunc(ctx, func() { s.tell(func() { s.ends = true }) })
 	defer stop()
 	return s.run()
@@ -93,6 +103,7 @@ type held struct {
 	kill      int
 	hard      time.Time
 	budget    int64
+	settled   int64
 	suspended bool
 	fired     bool
 	end       *deadline
@@ -126,6 +137,8 @@ type peer struct {
 	fd      int
 	token   uint64
 	greeted bool
+	foreign bool // of another version of the wire: it may ask for the roster and for an upgrade
+	knows   feature
 	out     []func() ([]byte, []int) // what waits to be sent; nil bytes: it is no more
 	blocked bool                     // it has no room, and the loop waits for some
 }
@@ -164,9 +177,10 @@ type server struct {
 	inbox
 }
 
-func newServer(cfg Config, idx *index) (*server, error) {
+// newServer makes the loop; listen is a listening socket, or negative to make one.
+func newServer(cfg Config, idx *index, listen int) (*server, error) {
 	s := &server{
-		cfg: cfg, log: cfg.Log, index: idx, now: time.Now, listen: -1,
+		cfg: cfg, log: cfg.Log, index: idx, now: time.Now, listen: listen,
 		onReady: make(map[uint64]func(uint32)), peers: make(map[uint64]*peer), boxes: make(map[string]*held),
 		buf: make([]byte, maxMessage), oob: make([]byte, scm.OobSpace()),
 	}
@@ -190,8 +204,10 @@ func newServer(cfg Config, idx *index) (*server, error) {
 		}
 		s.recs = append(s.recs, r)
 	}
-	if s.listen, err = scm.ListenFD(cfg.Socket); err != nil {
-		return nil, err
+	if s.listen < 0 {
+		if s.listen, err = scm.ListenFD(cfg.Socket); err != nil {
+			return nil, err
+		}
 	}
 	for _, e := range []struct {
 		fd int
@@ -430,7 +446,7 @@ func (s *server) handle(p *peer, msg []byte, fds []int) {
 		s.greet(p, k, r)
 		return
 	}
-	if k != kHold && k != kRecord && len(fds) > 0 {
+	if k != kHold && k != kRecord && k != kUpgrade && len(fds) > 0 || p.foreign && k != kRoster && k != kUpgrade {
 		scm.CloseAll(fds)
 		s.hangUp(p)
 		return
@@ -461,9 +477,26 @@ func (s *server) handle(p *peer, msg []byte, fds []int) {
 		s.startTold()
 	case kRoster:
 		s.roster(p, id)
+	case kUpgrade:
+		s.upgrade(p, id, r, fds)
 	case kAck:
 		s.ack(r.u64())
-	case kRearm, kSuspend, kContinue, kRetain, kCloseInput, kRelease, kPin:
+	case kRelease:
+		m, err := decodeKey(r)
+		if err != nil {
+			s.answer(p, id, invalid(err))
+			return
+		}
+		b := s.boxes[m.key.Sandbox]
+		s.release(m.key)
+		s.startTold()
+		if b == nil {
+			s.answer(p, id, nil)
+			return
+		}
+		// Only once the recorder has let go: who asked takes what is left in the pipes, and must be the only one who does.
+		b.recorder.tell(func() { s.tell(func() { s.answer(p, id, nil) }) })
+	case kRearm, kSuspend, kContinue, kRetain, kCloseInput, kPin:
 		m, err := decodeKey(r)
 		if err != nil {
 			s.answer(p, id, invalid(err))
@@ -482,20 +515,25 @@ func invalid(err error) error {
 
 func (s *server) greet(p *peer, k kind, r *reader) {
 	m, err := decodeHello(r)
-	if k != kHello || err != nil || m.dataID != s.cfg.DataID || m.version != wireVersion {
+	if k != kHello || err != nil || m.dataID != s.cfg.DataID {
 		s.log.Warn("peer refused", "version", m.version, "err", err)
 		// It is told what we are, so that it can say more than that we hung up.
 		_ = scm.Sendmsg(p.fd, hello{version: wireVersion}.encode(kWelcome), nil)
 		s.hangUp(p)
 		return
 	}
-	p.greeted = true
+	p.greeted, p.knows = true, m.features
+	if m.version != wireVersion {
+		p.foreign = true
+		s.send(p, hello{version: wireVersion, dataID: s.cfg.DataID, features: features}.encode(kWelcome))
+		return
+	}
 	if s.edge != nil {
 		s.log.Info("edge superseded")
 		s.hangUp(s.edge)
 	}
 	s.edge = p
-	s.send(p, hello{version: wireVersion, dataID: s.cfg.DataID}.encode(kWelcome))
+	s.send(p, hello{version: wireVersion, dataID: s.cfg.DataID, features: features}.encode(kWelcome))
 	for _, e := range s.events {
 		s.send(p, encodeEvent(e))
 	}
@@ -588,10 +626,13 @@ func (s *server) record(m execMsg, fds []int) error {
 		scm.CloseAll(fds)
 		return err
 	}
+	b.settled = m.settled
+	s.tellLater(b.recorder, func() { b.tally.settled = m.settled })
 	e := &heldExec{key: m.key, caps: m.caps, stdin: -1, kill: -1, end: &deadline{key: m.key, index: -1}}
 	for _, sm := range m.streams {
 		h := &heldStream{pins: sm.pins, s: &stream{
-			key: m.key, which: sm.stream, pipe: fds[0], file: fds[1], caps: m.caps, pins: sm.pins, tally: b.tally,
+			key: m.key, which: sm.stream, pipe: fds[0], file: fds[1], terminal: -1, feed: -1, caps: m.caps, pins: sm.pins,
+			tally: b.tally,
 		}}
 		fds = fds[2:]
 		e.streams = append(e.streams, h)
@@ -601,7 +642,12 @@ func (s *server) record(m execMsg, fds []int) error {
 		e.stdin, fds = fds[0], fds[1:]
 	}
 	if m.kill {
-		e.kill = fds[0]
+		e.kill, fds = fds[0], fds[1:]
+	}
+	for i, sm := range m.streams {
+		if sm.terminal {
+			e.streams[i].s.terminal, e.streams[i].s.feed, fds = fds[0], fds[1], fds[2:]
+		}
 	}
 	b.execs[m.key.Number] = e
 	if s.index.has(Fired, m.key) {
@@ -620,7 +666,14 @@ func checkExec(m execMsg, fds []int) error {
 	if m.remaining > 0 && !m.kill {
 		return errdefs.New(errdefs.Invalid, object(m.key), "a deadline needs its cgroup.kill")
 	}
+	ends := fds[len(fds)-2*m.terminals():]
 	for i, sm := range m.streams {
+		if sm.terminal {
+			if err := checkTerminal(ends[0], ends[1]); err != nil {
+				return errdefs.New(errdefs.Invalid, object(m.key), "stream %d: %v", sm.stream, err).Wrap(err)
+			}
+			ends = ends[2:]
+		}
 		if !pipe.IsPipe(fds[2*i]) {
 			return errdefs.New(errdefs.Invalid, object(m.key), "stream %d is not a pipe", sm.stream)
 		}
@@ -635,6 +688,22 @@ func checkExec(m execMsg, fds []int) error {
 	return nil
 }
 
+// checkTerminal refuses what is no master, or what a recorder would wait at.
+func checkTerminal(master, feed int) error {
+	if err := tty.CheckMaster(master); err != nil {
+		return err
+	}
+	switch waits, err := tty.Waits(master); {
+	case err != nil:
+		return err
+	case waits:
+		return errors.New("reading its terminal waits")
+	case !pipe.IsPipe(feed):
+		return errors.New("its feed is not a pipe")
+	}
+	return nil
+}
+
 // schedule puts a command's deadline where its clock says.
 func (s *server) schedule(e *heldExec) {
 	if at, ok := e.clock.due(); ok && !e.fired {
@@ -645,10 +714,6 @@ func (s *server) schedule(e *heldExec) {
 }
 
 func (s *server) request(k kind, m keyMsg) error {
-	if k == kRelease {
-		s.release(m.key)
-		return nil
-	}
 	b := s.boxes[m.key.Sandbox]
 	if b == nil {
 		return notHeld(m.key)
@@ -796,14 +861,7 @@ func (s *server) roster(p *peer, id uint32) {
 			if b == nil {
 				return nil, nil
 			}
-			m := sandboxMsg{id: b.id, hard: b.hard, budget: b.budget, suspended: b.suspended, fired: b.fired}
-			var fds []int
-			for i, fd := range []int{b.control, b.pidfd, b.kill} {
-				if m.files[i] = fd >= 0; fd >= 0 {
-					fds = append(fds, fd)
-				}
-			}
-			return m.encode(kHeldSandbox, id), fds
+			return s.describeBox(b, id)
 		})
 	}
 	for name, b := range s.boxes {
@@ -813,26 +871,48 @@ func (s *server) roster(p *peer, id uint32) {
 				if b == nil || b.execs[number] == nil {
 					return nil, nil
 				}
-				return s.describe(b.execs[number], id)
+				return s.describe(b.execs[number], id, p.knows)
 			})
 		}
 	}
 	s.push(p, func() ([]byte, []int) { return reply{}.encode(id), nil })
 }
 
-func (s *server) describe(e *heldExec, id uint32) ([]byte, []int) {
+func (s *server) describeBox(b *held, id uint32) ([]byte, []int) {
+	m := sandboxMsg{id: b.id, hard: b.hard, budget: b.budget, suspended: b.suspended, fired: b.fired}
+	var fds []int
+	for i, fd := range []int{b.control, b.pidfd, b.kill} {
+		if m.files[i] = fd >= 0; fd >= 0 {
+			fds = append(fds, fd)
+		}
+	}
+	return m.encode(kHeldSandbox, id), fds
+}
+
+// describe tells a peer of a command as far as it knows what that means.
+func (s *server) describe(e *heldExec, id uint32, knows feature) ([]byte, []int) {
 	m := execMsg{key: e.key, caps: e.caps, fired: e.fired, stdin: e.stdin >= 0, kill: e.kill >= 0}
+	if b := s.boxes[e.key.Sandbox]; b != nil {
+		m.settled = b.settled
+	}
 	if e.clock.armed && !e.fired {
 		m.remaining = max(e.clock.remaining(s.now()), 1)
 	}
 	var fds []int
 	for _, h := range e.streams {
-		m.streams = append(m.streams, streamMsg{stream: h.s.which, closed: h.closed, pins: h.pins})
+		m.streams = append(m.streams, streamMsg{
+			stream: h.s.which, closed: h.closed, pins: h.pins, terminal: h.s.terminal >= 0 && knows&terminals != 0,
+		})
 		fds = append(fds, h.s.pipe, h.s.file)
 	}
 	for _, fd := range []int{e.stdin, e.kill} {
 		if fd >= 0 {
 			fds = append(fds, fd)
+		}
+	}
+	for i, h := range e.streams {
+		if m.streams[i].terminal {
+			fds = append(fds, h.s.terminal, h.s.feed)
 		}
 	}
 	return m.encode(kHeldExec, id), fds

@@ -28,6 +28,7 @@ const (
 
 type kind uint8
 
+// The numbers of living keepers: what comes new gets one of its own, as kUpgrade.
 const (
 	kHello kind = iota + 1
 	kHold
@@ -49,10 +50,24 @@ const (
 	kEvent
 )
 
+// feature is a set of what a peer can do beside what every peer of this version can.
+type feature uint32
+
+const (
+	// terminals: Stream.Terminal is known.
+	terminals feature = 1 << iota
+	// upgrades: it can become another program.
+	upgrades
+)
+
+// features are this code's.
+const features = terminals | upgrades
+
 // hello opens a connection in both directions.
 type hello struct {
-	version uint32
-	dataID  string
+	version  uint32
+	dataID   string
+	features feature
 }
 
 // sandboxMsg is a Sandbox without its files, which follow as control, pidfd, kill as far as they are present.
@@ -67,12 +82,14 @@ type sandboxMsg struct {
 
 // streamMsg is a Stream without its files.
 type streamMsg struct {
-	stream record.Stream
-	closed bool
-	pins   []record.Range
+	stream   record.Stream
+	closed   bool
+	pins     []record.Range
+	terminal bool
 }
 
-// execMsg is an Exec without its files: pipe and file of each stream, then stdin and kill as far as they are present.
+// execMsg is an Exec without its files: pipe and file of each stream, then stdin and kill as far as they are present,
+// then terminal and feed of each stream that has them.
 type execMsg struct {
 	key       Key
 	caps      record.Caps
@@ -81,6 +98,7 @@ type execMsg struct {
 	streams   []streamMsg
 	stdin     bool
 	kill      bool
+	settled   int64
 }
 
 // keyMsg serves all requests about one key.
@@ -109,7 +127,18 @@ func count(present ...bool) (n int) {
 }
 
 func (m sandboxMsg) fileCount() int { return count(m.files[:]...) }
-func (m execMsg) fileCount() int    { return 2*len(m.streams) + count(m.stdin, m.kill) }
+
+func (m execMsg) fileCount() int {
+	return 2*len(m.streams) + count(m.stdin, m.kill) + 2*m.terminals()
+}
+
+// terminals counts the streams that are a terminal's.
+func (m execMsg) terminals() (n int) {
+	for _, s := range m.streams {
+		n += count(s.terminal)
+	}
+	return n
+}
 
 // writer builds a message.
 type writer struct{ b []byte }
@@ -268,11 +297,12 @@ func (m hello) encode(k kind) []byte {
 	w := begin(k, 0)
 	w.u32(m.version)
 	w.str(m.dataID)
+	w.u32(uint32(m.features))
 	return w.b
 }
 
 func decodeHello(r *reader) (hello, error) {
-	m := hello{version: r.u32(), dataID: r.str()}
+	m := hello{version: r.u32(), dataID: r.str(), features: feature(r.u32())}
 	return m, r.err()
 }
 
@@ -318,6 +348,10 @@ func (m execMsg) encode(k kind, id uint32) []byte {
 			w.span(p)
 		}
 	}
+	for _, s := range m.streams {
+		w.flag(s.terminal)
+	}
+	w.i64(m.settled)
 	return w.b
 }
 
@@ -350,6 +384,12 @@ func decodeExec(r *reader) (execMsg, error) {
 			}
 		}
 		m.streams = append(m.streams, s)
+	}
+	for i := range m.streams {
+		m.streams[i].terminal = r.flag()
+	}
+	if m.settled = r.i64(); m.settled < 0 {
+		r.fail("%d bytes settled", m.settled)
 	}
 	return m, r.err()
 }

@@ -52,6 +52,7 @@ const (
 	FeatureSeccomp   = "seccomp"      // system-call filter in every command
 	FeatureLayers    = "layers"       // EROFS file-backed, overlayfs by descriptor
 	FeatureNetwork   = "network"      // own empty network namespace
+	FeatureEgress    = "egress"       // network policies: links to the gate, walls of the kernel, Aether
 	FeatureDebian    = "image.debian" // import from Debian packages
 	FeatureExitFacts = "exit_facts"   // exit status of a process that others reaped
 )
@@ -91,6 +92,9 @@ func (c Capabilities) Enforces(name string) bool {
 	s := c.Feature(name).Status
 	return s == OK || s == Slower
 }
+
+// StartsAtOnce is how many sandboxes a node with so many CPUs starts at once; more of them wait for each other.
+func StartsAtOnce(cpus int) int { return max(4, 2*cpus) }
 
 // Load is what a node has promised and what it may promise.
 type Load struct {

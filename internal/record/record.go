@@ -42,17 +42,20 @@ func (c Caps) Step() int64 {
 	return step
 }
 
-// Share gives the caps of one stream of a sandbox whose other streams keep used bytes of the budget: what is left,
-// half for each end, never more than c and never less than the smaller of c and FloorCaps. A budget of 0 or less is
-// no bound.
+// Share gives the caps of one stream of a sandbox whose other streams keep used bytes of the budget: what is left, half
+// for each end or all for the only one, never more than c and never less than the smaller of c and FloorCaps. A budget
+// of 0 or less is no bound.
 func Share(c Caps, budget, used int64) Caps {
 	if budget <= 0 {
 		return c
 	}
-	half := (budget - used) / 2
+	left := budget - used
+	if c.Head > 0 && c.Tail > 0 {
+		left /= 2
+	}
 	return Caps{
-		Head: min(c.Head, max(half, FloorCaps.Head)),
-		Tail: min(c.Tail, max(half, FloorCaps.Tail)),
+		Head: min(c.Head, max(left, FloorCaps.Head)),
+		Tail: min(c.Tail, max(left, FloorCaps.Tail)),
 	}
 }
 

@@ -97,6 +97,11 @@ func TestShare(t *testing.T) {
 	if got, want := Share(Caps{100, 200}, mib, mib), (Caps{100, 200}); got != want {
 		t.Errorf("caps below the floor: got %v, want %v", got, want)
 	}
+	for _, k := range []Keep{KeepHead, KeepTail} {
+		if got := Share(k.Caps(), 64*mib, 44*mib); got.Head+got.Tail != 20*mib || got.Head*got.Tail != 0 {
+			t.Errorf("one end only: got %v, want all that is left", got)
+		}
+	}
 }
 
 func TestWithout(t *testing.T) {

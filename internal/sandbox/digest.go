@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
+	"slices"
 )
 
 // Digest is the canonical digest of a request that an idempotency key stands for: over the operation's name and its
@@ -29,7 +31,32 @@ func Digest(op string, parts ...[]byte) string {
 // Digest is the digest of a create with this spec as the caller wrote it, before Validate fills defaults: they may
 // change between versions, and a retry across an upgrade is still the same request. Fields with their zero value leave
 // no trace for the same reason: a field that a later version adds changes no digest of those who do not set it.
-func (s Spec) Digest() string { return Digest("create", canonical(s)) }
+//
+// A service that is rejected by name leaves a trace only where a rule could allow it: elsewhere not allowed and not named
+// are the same request. A variable or label that is set to nothing is not one that is not set, and leaves a trace.
+func (s Spec) Digest() string {
+	parts := [][]byte{canonical(s)}
+	parts = append(parts, empties("env=", s.Env)...)
+	parts = append(parts, empties("labels=", s.Labels)...)
+	if len(s.Network.Phases) > 0 {
+		for _, name := range slices.Sorted(maps.Keys(s.Network.Services)) {
+			if !s.Network.Services[name] {
+				parts = append(parts, []byte(name))
+			}
+		}
+	}
+	return Digest("create", parts...)
+}
+
+// empties are the names in m that stand for nothing, which canonical drops. The prefix tells them from names of services.
+func empties(prefix string, m map[string]string) (out [][]byte) {
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		if m[name] == "" {
+			out = append(out, []byte(prefix+name))
+		}
+	}
+	return out
+}
 
 // canonical is v as JSON with sorted names and without zero values. v is a struct of plain data, which always encodes.
 func canonical(v any) []byte {

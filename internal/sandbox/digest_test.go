@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandsea/sandsea/internal/policy"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
@@ -26,6 +27,10 @@ func TestDigestSeparatesItsParts(t *testing.T) {
 	}
 }
 
+func rules(list ...policy.Rule) policy.Policy {
+	return policy.Policy{Phases: []policy.Phase{{Name: "a", Rules: list}}}
+}
+
 func TestSpecDigestIsStableAcrossVersionsAndSeesEveryDifference(t *testing.T) {
 	spec := sandbox.Spec{Environment: sandbox.Environment{Image: "py"}, Labels: map[string]string{"a": "1", "b": "2"}}
 	// Golden: a change of this value makes every key of a running cluster answer AlreadyExists.
@@ -35,21 +40,27 @@ func TestSpecDigestIsStableAcrossVersionsAndSeesEveryDifference(t *testing.T) {
 	}
 	same := spec
 	same.Labels = map[string]string{"b": "2", "a": "1"}
-	same.Env, same.Require, same.Services = map[string]string{}, []string{}, map[string]bool{"pypi": false}
+	same.Env, same.Require = map[string]string{}, []string{}
+	same.Network = policy.Policy{Services: map[string]bool{"pypi": false}, Deny: []string{}}
 	if same.Digest() != spec.Digest() {
 		t.Error("empty and absent, or the order of a map, make a difference")
 	}
 	for name, change := range map[string]func(*sandbox.Spec){
-		"image":         func(s *sandbox.Spec) { s.Environment.Image = "go" },
-		"label":         func(s *sandbox.Spec) { s.Labels = map[string]string{"a": "1", "b": "3"} },
-		"memory":        func(s *sandbox.Spec) { s.Limits.Memory = 1 << 30 },
-		"large memory":  func(s *sandbox.Spec) { s.Limits.Memory = 1<<49 + 1 },
-		"ttl":           func(s *sandbox.Spec) { s.TTL = time.Hour },
-		"privileges":    func(s *sandbox.Spec) { s.NoNewPrivs = true },
-		"toolkits":      func(s *sandbox.Spec) { s.Environment.Toolkits = []string{"x"} },
-		"service":       func(s *sandbox.Spec) { s.Services = map[string]bool{"npm": true} },
-		"empty in argv": func(s *sandbox.Spec) { s.Argv = []string{"a", "", "b"} },
-		"attempt":       func(s *sandbox.Spec) { s.Attempt = 2 },
+		"image":          func(s *sandbox.Spec) { s.Environment.Image = "go" },
+		"label":          func(s *sandbox.Spec) { s.Labels = map[string]string{"a": "1", "b": "3"} },
+		"memory":         func(s *sandbox.Spec) { s.Limits.Memory = 1 << 30 },
+		"large memory":   func(s *sandbox.Spec) { s.Limits.Memory = 1<<49 + 1 },
+		"ttl":            func(s *sandbox.Spec) { s.TTL = time.Hour },
+		"privileges":     func(s *sandbox.Spec) { s.NoNewPrivs = true },
+		"toolkits":       func(s *sandbox.Spec) { s.Environment.Toolkits = []string{"x"} },
+		"service":        func(s *sandbox.Spec) { s.Network.Services = map[string]bool{"npm": true} },
+		"rule":           func(s *sandbox.Spec) { s.Network = rules(policy.Rule{Domain: "a.example"}) },
+		"as of":          func(s *sandbox.Spec) { s.Network.AsOf = time.Unix(1e9, 0) },
+		"denied":         func(s *sandbox.Spec) { s.Network.Deny = []string{"pypi:a"} },
+		"empty in argv":  func(s *sandbox.Spec) { s.Argv = []string{"a", "", "b"} },
+		"empty variable": func(s *sandbox.Spec) { s.Env = map[string]string{"LANG": ""} },
+		"empty label":    func(s *sandbox.Spec) { s.Labels = map[string]string{"a": "1", "b": "2", "c": ""} },
+		"attempt":        func(s *sandbox.Spec) { s.Attempt = 2 },
 	} {
 		other := spec
 		change(&other)
@@ -58,6 +69,21 @@ func TestSpecDigestIsStableAcrossVersionsAndSeesEveryDifference(t *testing.T) {
 		}
 	}
 	a, b := spec, spec
+	a.Env, b.Labels = map[string]string{"c": ""}, map[string]string{"a": "1", "b": "2", "c": ""}
+	if a.Digest() == b.Digest() {
+		t.Error("an empty variable and an empty label make the same difference")
+	}
+	a, b = spec, spec
+	a.Network, b.Network = rules(policy.Rule{Domain: "a.example"}), rules(policy.Rule{Domain: "a.example", Reject: true})
+	if a.Digest() == b.Digest() {
+		t.Error("whether a rule rejects makes no difference")
+	}
+	a.Network, b.Network = rules(policy.Rule{Service: "pypi"}), rules(policy.Rule{Service: "pypi"})
+	b.Network.Services = map[string]bool{"pypi": false}
+	if a.Digest() == b.Digest() {
+		t.Error("a service that is rejected before the rule that allows it makes no difference")
+	}
+	a, b = spec, spec
 	a.Environment.Toolkits, b.Environment.Toolkits = []string{"x", "y"}, []string{"y", "x"}
 	if a.Digest() == b.Digest() {
 		t.Error("the order of toolkits makes no difference")

@@ -2,7 +2,11 @@
 // state changes (Next), why it ended (Cause), and the digest of a request that an idempotency key stands for.
 package sandbox
 
-import "time"
+import (
+	"time"
+
+	"github.com/sandsea/sandsea/internal/policy"
+)
 
 // State is where a sandbox stands. Nothing leaves Ended.
 type State string
@@ -103,7 +107,7 @@ type Spec struct {
 	Limits      Limits
 	Idle        time.Duration // 0: never
 	TTL         time.Duration
-	Services    map[string]bool // package services that may be reached
+	Network     policy.Policy
 	User        string
 	Env         map[string]string
 	Workdir     string

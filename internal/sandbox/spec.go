@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +20,6 @@ const (
 	maxOpenFiles  = 1 << 20
 	maxToolkits   = 62
 	maxRequire    = 64
-	maxServices   = 64
 	maxNameBytes  = 512
 	maxPathBytes  = 4096
 	maxTrainBytes = 256
@@ -30,8 +28,7 @@ const (
 )
 
 // Validate checks every field, fills the defaults and returns the complete Spec. An error is errdefs.Invalid, names the
-// field in the words of the API ("limits.memory_bytes") and the bound; a network rule that allows anything is
-// FailedPrecondition, since no egress is built yet.
+// field in the words of the API ("limits.memory_bytes", "network.phases[0].name") and the bound.
 //
 // The default of OpenFiles stands for "as many as the node can give, at most DefaultOpenFiles": see Limits.On.
 func (s Spec) Validate() (Spec, error) {
@@ -46,14 +43,16 @@ func (s Spec) Validate() (Spec, error) {
 	l.Pids = or(l.Pids, DefaultPids)
 	l.OpenFiles = or(l.OpenFiles, DefaultOpenFiles)
 	l.Output = or(l.Output, DefaultOutput)
+	network, badNetwork := s.Network.Validate()
 	for _, err := range []error{
-		s.checkKind(), s.Environment.check(), s.Limits.check(), s.checkLife(), s.checkNetwork(), s.checkCommands(),
+		s.checkKind(), s.Environment.check(), s.Limits.check(), s.checkLife(), badNetwork, s.checkCommands(),
 		checkLabels(s.Labels), s.checkTraining(),
 	} {
 		if err != nil {
 			return s, err
 		}
 	}
+	s.Network = network
 	return s, nil
 }
 
@@ -155,28 +154,6 @@ func (s Spec) checkLife() error {
 func CheckTTL(d time.Duration) error {
 	if d <= 0 || d > MaxTTL {
 		return invalid("ttl_ms", "30 days", "%s is not above 0 and at most 30 days", d).WithHint("Give at most 30 days")
-	}
-	return nil
-}
-
-func (s Spec) checkNetwork() error {
-	if len(s.Services) > maxServices {
-		return invalid("network.services", "64 services", "%d services", len(s.Services)).WithHint("Name at most 64")
-	}
-	names := make([]string, 0, len(s.Services))
-	for name := range s.Services {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		if name == "" || len(name) > 64 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
-			return invalid("network.services", "64 letters", "%q is no name of a service", clip(name)).
-				WithHint("Names are as pypi or npm")
-		}
-		if s.Services[name] {
-			return errdefs.New(errdefs.FailedPrecondition, "",
-				"network.services: %s cannot be allowed, this version has no egress", name).WithField("network.services", "").WithHint("Leave it out, or put the packages into a layer")
-		}
 	}
 	return nil
 }
@@ -367,6 +344,9 @@ func (s Spec) Missing(c node.Capabilities) (f node.Feature, field string, missin
 		if !c.Enforces(n.feature) {
 			return c.Feature(n.feature), n.field, true
 		}
+	}
+	if s.Network.Open() && !c.Enforces(node.FeatureEgress) {
+		return c.Feature(node.FeatureEgress), "network", true
 	}
 	if want := s.Limits.On(c).OpenFiles; want > c.NoFile {
 		f = c.Feature(node.FeatureOpenFiles)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/policy"
 )
 
 func least() Spec { return Spec{Environment: Environment{Image: "debian"}} }
@@ -28,6 +29,7 @@ func TestTheLeastSpecGetsEveryDefault(t *testing.T) {
 			Memory: 512 << 20, CPUMillis: 1000, Disk: 10 << 30, Pids: 4096, OpenFiles: 65536, Output: 64 << 20,
 		},
 		TTL: 24 * time.Hour, Entrypoint: EntrypointIdle,
+		Network: policy.Policy{Phases: []policy.Phase{{Name: "default"}}, Start: "default"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Fatalf("(-want +got):\n%s", d)
@@ -69,7 +71,8 @@ func TestBadFieldsAreNamed(t *testing.T) {
 		"a negative idle limit":          {func(s *Spec) { s.Idle = -time.Second }, "idle_ms"},
 		"a TTL of 31 days":               {func(s *Spec) { s.TTL = 31 * 24 * time.Hour }, "ttl_ms"},
 		"a negative TTL":                 {func(s *Spec) { s.TTL = -1 }, "ttl_ms"},
-		"a service with a slash":         {func(s *Spec) { s.Services = map[string]bool{"a/b": false} }, "network.services"},
+		"a service with a slash":         {func(s *Spec) { s.Network.Services = map[string]bool{"a/b": false} }, "network.services"},
+		"a network rule without target":  {func(s *Spec) { s.Network.Phases = []policy.Phase{{Name: "a", Rules: []policy.Rule{{}}}} }, "network.phases[0].rules[0]"},
 		"a user with two colons":         {func(s *Spec) { s.User = "1:2:3" }, "user"},
 		"a user without a group":         {func(s *Spec) { s.User = "1:" }, "user"},
 		"a uid beyond the range":         {func(s *Spec) { s.User = "4294967295" }, "user"},
@@ -114,14 +117,14 @@ func TestWhatFrameworksSendIsTaken(t *testing.T) {
 	s := least()
 	s.Labels = map[string]string{"session": "hello-world__bZZeEkw__verifier__grade", "a.b/c": strings.Repeat("x", 256)}
 	s.User, s.Env = "1000:1000", map[string]string{"EMPTY": "", "MULTI": "a\nb=c"}
-	s.Services = map[string]bool{"npm": false}
+	s.Network.Services = map[string]bool{"npm": false, "pypi": true}
 	s.ParentID, s.ParentSeq = string(mint(t, 9)), 12
-	if _, err := s.Validate(); err != nil {
+	got, err := s.Validate()
+	if err != nil {
 		t.Fatal(err)
 	}
-	s.Services["pypi"] = true
-	if _, err := s.Validate(); !errors.Is(err, errdefs.FailedPrecondition) {
-		t.Fatalf("a network rule that allows something: %v, want FailedPrecondition", err)
+	if !got.Network.Open() || got.Network.Start != "default" {
+		t.Errorf("network %+v", got.Network)
 	}
 }
 
@@ -151,7 +154,19 @@ func TestMissing(t *testing.T) {
 			t.Errorf("without %s: %v %s %v", n.feature, f, field, missing)
 		}
 	}
+	if f, field, missing := s.Missing(able(node.FeatureEgress)); missing {
+		t.Errorf("a policy that allows nothing needs %v for %s", f, field)
+	}
+	open := s
+	open.Network.Services = map[string]bool{"pypi": true}
+	if f, field, missing := open.Missing(able()); !missing || f.Name != node.FeatureEgress || field != "network" {
+		t.Errorf("a policy that allows something, without egress: %v %s %v", f, field, missing)
+	}
 	c := able()
+	c.Features = append(c.Features, node.Feature{Name: node.FeatureEgress, Status: node.OK})
+	if f, field, missing := open.Missing(c); missing {
+		t.Errorf("with egress: %v %s", f, field)
+	}
 	c.NoFile = 20000
 	if _, _, missing := s.Missing(c); missing {
 		t.Error("the default of open files does not yield to the node's hard limit")

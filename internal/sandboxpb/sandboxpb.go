@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
@@ -25,8 +26,6 @@ const (
 	ProjectsHeader = "Sandsea-Projects"
 	// PrincipalHeader carries who calls, as "user:admin", for records.
 	PrincipalHeader = "Sandsea-Principal"
-	// NodeTokenHeader carries the secret that servers and edges share; absent on a unix socket.
-	NodeTokenHeader = "Sandsea-Node-Token"
 )
 
 // SplitProjects reads the value of ProjectsHeader.
@@ -66,11 +65,14 @@ func ToSpec(m *sandseav1.SandboxSpec) (sandbox.Spec, error) {
 		},
 		Limits: ToLimits(m.GetLimits()),
 		Idle:   milliseconds(m.GetIdleMs()), TTL: milliseconds(m.GetTtlMs()),
-		Services: maps.Clone(m.GetNetwork().GetServices()),
-		User:     m.GetUser(), Env: maps.Clone(m.GetEnv()), Workdir: m.GetWorkdir(), Labels: maps.Clone(m.GetLabels()),
+		User: m.GetUser(), Env: maps.Clone(m.GetEnv()), Workdir: m.GetWorkdir(), Labels: maps.Clone(m.GetLabels()),
 		Argv: slices.Clone(m.GetEntrypoint().GetArgv()), NoNewPrivs: m.GetNoNewPrivs(),
 		Require: slices.Clone(m.GetRequire()), Job: m.GetJob(), Rollout: m.GetRollout(), Attempt: int(m.GetAttempt()),
 		ParentID: m.GetParent().GetId(), ParentSeq: m.GetParent().GetSeq(),
+	}
+	var err error
+	if s.Network, err = ToPolicy("network", m.GetNetwork()); err != nil {
+		return s, err
 	}
 	switch m.GetBackend() {
 	case sandseav1.Backend_BACKEND_UNSPECIFIED:
@@ -111,9 +113,7 @@ func FromSpec(s sandbox.Spec) *sandseav1.SandboxSpec {
 	if s.Backend == "container" {
 		m.Backend = sandseav1.Backend_BACKEND_CONTAINER
 	}
-	if len(s.Services) > 0 {
-		m.Network = &sandseav1.NetworkPolicy{Services: maps.Clone(s.Services)}
-	}
+	m.Network = FromPolicy(s.Network)
 	if s.Entrypoint != "" || len(s.Argv) > 0 {
 		m.Entrypoint = &sandseav1.Entrypoint{Mode: entrypoints[s.Entrypoint], Argv: slices.Clone(s.Argv)}
 	}
@@ -226,9 +226,30 @@ func FromDigests(ds []image.Digest) []string {
 	return out
 }
 
+// BriefBytes is the size above which Brief leaves something out.
+const BriefBytes = 32 << 10
+
+// Brief is a sandbox as servers and the store keep it. All sandboxes of a node are told in one message, and ends go to
+// the store many at a time: what only the node needs (variables, arguments, policy, the image's config) is left out of
+// one that is too large for that. Get of a living one tells everything.
+func Brief(m *sandseav1.Sandbox) *sandseav1.Sandbox {
+	if proto.Size(m) <= BriefBytes {
+		return m
+	}
+	out := proto.CloneOf(m)
+	out.Config = nil
+	if s := out.GetSpec(); s != nil {
+		s.Env, s.Network = nil, nil
+		if s.GetEntrypoint() != nil {
+			s.Entrypoint.Argv = nil
+		}
+	}
+	return out
+}
+
 // EncodeEnded is the value of the record of an end (keys.EndedSandbox): the sandbox as it is shown, as JSON.
 func EncodeEnded(s *sandseav1.Sandbox) ([]byte, error) {
-	b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(s)
+	b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(Brief(s))
 	if err != nil {
 		return nil, fmt.Errorf("encode the end of sandbox %s: %w", s.GetId(), err)
 	}

@@ -3,6 +3,7 @@ package sandboxpb_test
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,10 +30,10 @@ func TestSpecSurvivesTheWire(t *testing.T) {
 				Memory: rapid.Int64().Draw(t, "memory"), CPUMillis: rapid.Int64().Draw(t, "cpu"), Disk: 1, Pids: 2, OpenFiles: 3,
 				Output: 4,
 			},
-			Idle:     time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "idle")) * time.Millisecond,
-			TTL:      time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "ttl")) * time.Millisecond,
-			Services: rapid.MapOfN(text, rapid.Bool(), 1, 3).Draw(t, "services"),
-			User:     text.Draw(t, "user"), Env: rapid.MapOfN(text, text, 1, 3).Draw(t, "env"), Workdir: "/w",
+			Idle:    time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "idle")) * time.Millisecond,
+			TTL:     time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "ttl")) * time.Millisecond,
+			Network: drawPolicy(t),
+			User:    text.Draw(t, "user"), Env: rapid.MapOfN(text, text, 1, 3).Draw(t, "env"), Workdir: "/w",
 			Labels:     rapid.MapOfN(text, text, 1, 3).Draw(t, "labels"),
 			Entrypoint: rapid.SampledFrom([]sandbox.EntrypointMode{"idle", "image", "argv"}).Draw(t, "mode"),
 			Argv:       rapid.SliceOfN(text, 1, 3).Draw(t, "argv"), NoNewPrivs: rapid.Bool().Draw(t, "nnp"),
@@ -133,5 +134,37 @@ func TestEndedRecordOfALaterVersionIsRead(t *testing.T) {
 	}
 	if _, err := sandboxpb.DecodeEnded([]byte("{")); !errors.Is(err, errdefs.DataLoss) {
 		t.Errorf("torn record: got %v, want DataLoss", err)
+	}
+}
+
+func TestBriefBoundsWhatIsKeptOfALargeSandboxAndOfNoOther(t *testing.T) {
+	small := &sandseav1.Sandbox{
+		Id: "s1", Config: &sandseav1.ImageConfig{User: "u"}, Spec: &sandseav1.SandboxSpec{Env: map[string]string{"A": "1"}},
+	}
+	if sandboxpb.Brief(small) != small {
+		t.Error("a small one is not what it was")
+	}
+	large := func() *sandseav1.Sandbox {
+		return &sandseav1.Sandbox{
+			Id: "s1", Config: &sandseav1.ImageConfig{Env: []string{"A=" + strings.Repeat("a", 1<<20)}},
+			Spec: &sandseav1.SandboxSpec{
+				Env: map[string]string{"A": strings.Repeat("a", 2<<20)}, Labels: map[string]string{"job": "1"},
+				Entrypoint: &sandseav1.Entrypoint{
+					Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_ARGV, Argv: []string{strings.Repeat("a", 1<<20)},
+				},
+				Network: &sandseav1.NetworkPolicy{Deny: []string{strings.Repeat("a", 1<<19)}},
+			},
+		}
+	}
+	m := large()
+	want := &sandseav1.Sandbox{Id: "s1", Spec: &sandseav1.SandboxSpec{
+		Labels:     map[string]string{"job": "1"},
+		Entrypoint: &sandseav1.Entrypoint{Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_ARGV},
+	}}
+	if diff := cmp.Diff(want, sandboxpb.Brief(m), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(large(), m, protocmp.Transform()); diff != "" {
+		t.Error("its original was changed: " + diff)
 	}
 }

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
 		if err := spawner.Run(ctx, spawner.Config{
-			Socket: socket, DataID: dataID, Init: sandseainit.Binary(), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+			Socket: socket, Takeover: os.Getenv("SANDSEA_TEST_TAKEOVER") != "", DataID: dataID, Init: sandseainit.Binary(), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		}); err != nil {
 			println(err.Error())
 			os.Exit(1)

@@ -40,6 +40,9 @@ const listenLimit = 2 * time.Second
 type Config struct {
 	// Socket is the path of the listening socket; a socket that is there is replaced.
 	Socket string
+	// Takeover takes the socket from a spawner that lives: whoever connects from then on reaches this one. The other is
+	// its starter's to end.
+	Takeover bool
 	// DataID is the id of the data directory that this spawner serves; a client of another one is refused.
 	DataID string
 	// Init is the sandsea-init binary.
@@ -80,7 +83,16 @@ func Run(ctx context.Context, cfg Config) error {
 	if !own {
 		return errors.New("spawner: not in a mount namespace of its own; start it with CLONE_NEWNS")
 	}
-	ln, err := listen(ctx, cfg.Socket)
+	at := cfg.Socket
+	if cfg.Takeover {
+		at += ".next"
+	}
+	ln, err := listen(ctx, at)
+	if err == nil && cfg.Takeover {
+		if err = os.Rename(at, cfg.Socket); err != nil {
+			_ = ln.Close()
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("spawner: %w", err)
 	}

@@ -110,6 +110,20 @@ func TestImportRules(t *testing.T) {
 			reason: "keeper and spawner outlive an edge: they import their own wire, record and linux only",
 		},
 		{
+			from: []string{"internal/aether"}, to: []string{"api/node", "internal", "client", "bench"},
+			except: func(_, to string) bool {
+				return under(to, "internal/aether", "internal/linux", "internal/policy", "internal/segment", "internal/typo", "internal/testkit")
+			},
+			reason: "Aether meets hostile bytes: it imports policy, linux and its own",
+		},
+		{
+			from: []string{"internal/edge"}, to: []string{"internal/aether"},
+			except: func(_, to string) bool {
+				return under(to, "internal/aether/wire", "internal/aether/guest", "internal/aether/flowlog", "internal/aether/upstream")
+			},
+			reason: "an edge knows Aether by its wire, its log and what sandboxes are told of it",
+		},
+		{
 			from: []string{"internal/linux"}, to: []string{"api", "internal", "client", "bench"},
 			except: func(_, to string) bool { return under(to, "internal/linux", "api/errdefs") },
 			reason: "linux/* are leaves",

@@ -123,6 +123,22 @@ func TestNobodyTakesWhatAllShare(t *testing.T) {
 	syscall.Close(fd)
 }
 
+// A lock or a watch on a device node would be seen by everybody who has the same node.
+func TestDeviceNodesAreNobodyElses(t *testing.T) {
+	h := attacked(t)
+	sb, other := openAs(t, h.red), openAs(t, h.blue)
+	const numbers = "for f in /dev /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty; do stat -c %d:%i $f; done"
+	mine := strings.Fields(sh(t, sb, numbers))
+	if len(mine) != 7 {
+		t.Fatalf("the nodes are %q", mine)
+	}
+	for _, n := range strings.Fields(sh(t, other, numbers)) {
+		if slices.Contains(mine, n) {
+			t.Errorf("both have the node %s", n)
+		}
+	}
+}
+
 func TestOutputOfOneIsNotTheOthers(t *testing.T) {
 	h := attacked(t)
 	victim := openAs(t, h.red)

@@ -26,19 +26,20 @@ import (
 // general are the calls that are about no sandbox of somebody, with the reason for which they need no entry in the matrix.
 // A call that is neither here nor names a sandbox fails the test: its writer says which of the two it is.
 var general = map[string]string{
-	"SandboxService.Create":      "makes one of the caller's own; what it names as parent is looked at below",
-	"SandboxService.CreateBatch": "as Create",
-	"SandboxService.List":        "lists by project: TestAKeyOfOneProjectSaysNothingToAnother",
-	"SandboxService.Watch":       "tells by project, and of what is not there nothing: TestAStrangerWatchesNothing",
-	"ImageService.Upload":        "the catalogue is the server's, not a project's",
-	"ImageService.Import":        "as Upload",
-	"ImageService.Get":           "as Upload",
-	"ImageService.List":          "as Upload",
-	"ImageService.Delete":        "as Upload",
-	"ImageService.Compose":       "as Upload",
-	"NodeService.Get":            "nodes are everybody's",
-	"NodeService.List":           "as Get",
-	"IAMService.WhoAmI":          "about the caller",
+	"SandboxService.Create":       "makes one of the caller's own; what it names as parent is looked at below",
+	"SandboxService.CreateBatch":  "as Create",
+	"SandboxService.List":         "lists by project: TestAKeyOfOneProjectSaysNothingToAnother",
+	"SandboxService.Watch":        "tells by project, and of what is not there nothing: TestAStrangerWatchesNothing",
+	"ImageService.Upload":         "the catalogue is the server's, not a project's",
+	"ImageService.Import":         "as Upload",
+	"ImageService.Get":            "as Upload",
+	"ImageService.List":           "as Upload",
+	"ImageService.Delete":         "as Upload",
+	"ImageService.Compose":        "as Upload",
+	"NodeService.Get":             "nodes are everybody's",
+	"NodeService.List":            "as Get",
+	"IAMService.WhoAmI":           "about the caller",
+	"SandboxService.Capabilities": "about the nodes, the same for everybody",
 }
 
 func TestAStrangersTokenFindsNothing(t *testing.T) {
@@ -75,6 +76,9 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 		if p := ev.GetStarted(); p != nil {
 			number = p.GetNumber()
 		}
+	}
+	if _, err := victim.OpenShell(within(t), &sandseav1.OpenShellRequest{Name: "owners", Interpreter: "sh"}); err != nil {
+		t.Fatal(err)
 	}
 	before, err := victim.Info(within(t))
 	if err != nil {
@@ -150,6 +154,8 @@ func fill(d protoreflect.MessageDescriptor, id string, number int64) ([]byte, bo
 			case f.IsList() || f.IsMap():
 			case name == "number":
 				out[name] = number
+			case name == "shell":
+				out[name] = "owners"
 			case name == "signal":
 				out[name] = 18 // SIGCONT
 			case strings.HasSuffix(name, "ttl_ms"):

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -286,7 +287,9 @@ func TestInput(t *testing.T) {
 	if r := with(bytes.Repeat([]byte("z"), 3<<20), "true").GetResult(); r.GetExitCode() != 0 {
 		t.Errorf("input that nobody reads: %v", r)
 	}
-	_, err := sb.RunRequest(ctx, &sandseav1.RunRequest{Command: client.Argv("cat"), Stdin: make([]byte, 5<<20)})
+	_, err := serve(t).Client.Processes.Run(ctx, connect.NewRequest(&sandseav1.RunRequest{
+		Id: sb.ID, Command: client.Argv("cat"), Stdin: make([]byte, 5<<20),
+	}))
 	if !errors.Is(err, errdefs.Invalid) && !errors.Is(err, errdefs.Exhausted) {
 		t.Errorf("more than one message holds: %v", err)
 	}

@@ -87,7 +87,7 @@ func TestEntrypointModes(t *testing.T) {
 	_, err := serve(t).Client.Create(within(t, 20*time.Second), spec(func(s *sandseav1.SandboxSpec) {
 		s.Entrypoint = &sandseav1.Entrypoint{Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_IMAGE}
 	}), "")
-	if !errors.Is(err, errdefs.FailedPrecondition) || !strings.Contains(err.Error(), "entrypoint") {
+	if !errors.Is(err, errdefs.Invalid) || !strings.Contains(err.Error(), "entrypoint") {
 		t.Errorf("an image without one: %v", err)
 	}
 }

@@ -239,12 +239,13 @@ func since(t time.Time) time.Duration { return time.Since(t).Round(time.Millisec
 
 func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
 	s := begin(t)
-	const lines = 6_000_000 // 45 MiB, within what is kept whole
+	const lines = 6_000_000 // 45 MiB, within what is kept whole of one stream
 	want := sha256.New()
 	for n := 1; n <= lines; n++ {
 		fmt.Fprintln(want, n)
 	}
-	sb := open(t, s, func(s *sandseav1.SandboxSpec) { s.Limits.CpuMillis = 2000 })
+	// Of what has ended half of the limit is kept once another command starts, as one does here after each kill.
+	sb := open(t, s, func(s *sandseav1.SandboxSpec) { s.Limits.CpuMillis, s.Limits.OutputBytes = 2000, 128<<20 })
 	number := start(t, sb, client.Argv("seq", "1", strconv.Itoa(lines)))
 	got, offset := sha256.New(), int64(0)
 	var p *sandseav1.Process
@@ -285,6 +286,7 @@ func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
 	})
 	for _, part := range []string{"keeper", "up", "keeper", "keeper"} {
 		pause(t, 100*time.Millisecond)
+		before := s.Pid(part)
 		if err := s.Kill(part); err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +295,12 @@ func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wait.Until(t, 10*time.Second, func() bool { return s.Pid(part) != 0 }, part+" is back")
+		wait.Until(t, 10*time.Second, func() bool { pid := s.Pid(part); return pid != 0 && pid != before }, part+" is back")
+		// A command runs once both hold the sandbox again. With both away at once it would end, as it should.
+		wait.Until(t, 10*time.Second, func() bool {
+			_, err := sb.Run(within(t, 10*time.Second), client.Argv("true"))
+			return err == nil
+		}, part+" holds the sandbox")
 		t.Logf("%s killed and back", part)
 	}
 	if err := g.Wait(); err != nil {

@@ -36,7 +36,9 @@ type CreateRequest struct {
 	// Who asked, for the record.
 	By string `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
 	// Digest of the request that the key stands for.
-	Digest        string `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest string `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Digest of the image, for the sandbox's record.
+	ImageDigest   string `protobuf:"bytes,9,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -123,6 +125,13 @@ func (x *CreateRequest) GetBy() string {
 func (x *CreateRequest) GetDigest() string {
 	if x != nil {
 		return x.Digest
+	}
+	return ""
+}
+
+func (x *CreateRequest) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
 	}
 	return ""
 }
@@ -986,6 +995,103 @@ func (x *UploadResponse) GetBytes() int64 {
 	return 0
 }
 
+type ReadBlobRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "sha256:…".
+	Digest        string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Offset        int64  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadBlobRequest) Reset() {
+	*x = ReadBlobRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadBlobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadBlobRequest) ProtoMessage() {}
+
+func (x *ReadBlobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadBlobRequest.ProtoReflect.Descriptor instead.
+func (*ReadBlobRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ReadBlobRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ReadBlobRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type ReadBlobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadBlobResponse) Reset() {
+	*x = ReadBlobResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadBlobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadBlobResponse) ProtoMessage() {}
+
+func (x *ReadBlobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadBlobResponse.ProtoReflect.Descriptor instead.
+func (*ReadBlobResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ReadBlobResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type CollectRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Keep          []string               `protobuf:"bytes,1,rep,name=keep,proto3" json:"keep,omitempty"`
@@ -995,7 +1101,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1113,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1126,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CollectRequest) GetKeep() []string {
@@ -1039,7 +1145,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1157,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1170,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CollectResponse) GetFreedBytes() int64 {
@@ -1078,7 +1184,7 @@ var File_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x12node/v1/node.proto\x12\anode.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16sandsea/v1/image.proto\x1a\x15sandsea/v1/node.proto\x1a\x18sandsea/v1/sandbox.proto\"\xf6\x01\n" +
+	"\x12node/v1/node.proto\x12\anode.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16sandsea/v1/image.proto\x1a\x15sandsea/v1/node.proto\x1a\x18sandsea/v1/sandbox.proto\"\x99\x02\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12\x1d\n" +
@@ -1088,7 +1194,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06layers\x18\x05 \x03(\tR\x06layers\x12/\n" +
 	"\x06config\x18\x06 \x01(\v2\x17.sandsea.v1.ImageConfigR\x06config\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12\x16\n" +
-	"\x06digest\x18\b \x01(\tR\x06digest\"?\n" +
+	"\x06digest\x18\b \x01(\tR\x06digest\x12!\n" +
+	"\fimage_digest\x18\t \x01(\tR\vimageDigest\"?\n" +
 	"\x0eCreateResponse\x12-\n" +
 	"\asandbox\x18\x01 \x01(\v2\x13.sandsea.v1.SandboxR\asandbox\"\x1c\n" +
 	"\n" +
@@ -1137,12 +1244,17 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\">\n" +
 	"\x0eUploadResponse\x12\x16\n" +
 	"\x06upload\x18\x01 \x01(\tR\x06upload\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"$\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"A\n" +
+	"\x0fReadBlobRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"&\n" +
+	"\x10ReadBlobResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"$\n" +
 	"\x0eCollectRequest\x12\x12\n" +
 	"\x04keep\x18\x01 \x03(\tR\x04keep\"2\n" +
 	"\x0fCollectResponse\x12\x1f\n" +
 	"\vfreed_bytes\x18\x01 \x01(\x03R\n" +
-	"freedBytes2\xa0\x04\n" +
+	"freedBytes2\xe3\x04\n" +
 	"\vEdgeService\x129\n" +
 	"\x06Create\x12\x16.node.v1.CreateRequest\x1a\x17.node.v1.CreateResponse\x120\n" +
 	"\x03Get\x12\x13.node.v1.GetRequest\x1a\x14.node.v1.GetResponse\x123\n" +
@@ -1151,7 +1263,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06Roster\x12\x16.node.v1.RosterRequest\x1a\x17.node.v1.RosterResponse\x12;\n" +
 	"\x06Follow\x12\x16.node.v1.FollowRequest\x1a\x17.node.v1.FollowResponse0\x01\x128\n" +
 	"\x05Build\x12\x15.node.v1.BuildRequest\x1a\x16.node.v1.BuildResponse0\x01\x12;\n" +
-	"\x06Upload\x12\x16.node.v1.UploadRequest\x1a\x17.node.v1.UploadResponse(\x01\x12<\n" +
+	"\x06Upload\x12\x16.node.v1.UploadRequest\x1a\x17.node.v1.UploadResponse(\x01\x12A\n" +
+	"\bReadBlob\x12\x18.node.v1.ReadBlobRequest\x1a\x19.node.v1.ReadBlobResponse0\x01\x12<\n" +
 	"\aCollect\x12\x17.node.v1.CollectRequest\x1a\x18.node.v1.CollectResponseB/Z-github.com/sandsea/sandsea/api/node/v1;nodev1b\x06proto3"
 
 var (
@@ -1166,7 +1279,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),         // 0: node.v1.CreateRequest
 	(*CreateResponse)(nil),        // 1: node.v1.CreateResponse
@@ -1185,34 +1298,36 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*Built)(nil),                 // 14: node.v1.Built
 	(*UploadRequest)(nil),         // 15: node.v1.UploadRequest
 	(*UploadResponse)(nil),        // 16: node.v1.UploadResponse
-	(*CollectRequest)(nil),        // 17: node.v1.CollectRequest
-	(*CollectResponse)(nil),       // 18: node.v1.CollectResponse
-	(*v1.SandboxSpec)(nil),        // 19: sandsea.v1.SandboxSpec
-	(*v1.ImageConfig)(nil),        // 20: sandsea.v1.ImageConfig
-	(*v1.Sandbox)(nil),            // 21: sandsea.v1.Sandbox
-	(*v1.Node)(nil),               // 22: sandsea.v1.Node
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
-	(*v1.ImportImageRequest)(nil), // 24: sandsea.v1.ImportImageRequest
-	(*v1.ImportProgress)(nil),     // 25: sandsea.v1.ImportProgress
-	(*v1.Layer)(nil),              // 26: sandsea.v1.Layer
+	(*ReadBlobRequest)(nil),       // 17: node.v1.ReadBlobRequest
+	(*ReadBlobResponse)(nil),      // 18: node.v1.ReadBlobResponse
+	(*CollectRequest)(nil),        // 19: node.v1.CollectRequest
+	(*CollectResponse)(nil),       // 20: node.v1.CollectResponse
+	(*v1.SandboxSpec)(nil),        // 21: sandsea.v1.SandboxSpec
+	(*v1.ImageConfig)(nil),        // 22: sandsea.v1.ImageConfig
+	(*v1.Sandbox)(nil),            // 23: sandsea.v1.Sandbox
+	(*v1.Node)(nil),               // 24: sandsea.v1.Node
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*v1.ImportImageRequest)(nil), // 26: sandsea.v1.ImportImageRequest
+	(*v1.ImportProgress)(nil),     // 27: sandsea.v1.ImportProgress
+	(*v1.Layer)(nil),              // 28: sandsea.v1.Layer
 }
 var file_node_v1_node_proto_depIdxs = []int32{
-	19, // 0: node.v1.CreateRequest.spec:type_name -> sandsea.v1.SandboxSpec
-	20, // 1: node.v1.CreateRequest.config:type_name -> sandsea.v1.ImageConfig
-	21, // 2: node.v1.CreateResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	21, // 3: node.v1.GetResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	21, // 4: node.v1.StopResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	21, // 5: node.v1.ExtendTTLResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	22, // 6: node.v1.RosterResponse.node:type_name -> sandsea.v1.Node
-	21, // 7: node.v1.RosterResponse.sandboxes:type_name -> sandsea.v1.Sandbox
-	23, // 8: node.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
-	21, // 9: node.v1.FollowResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	24, // 10: node.v1.BuildRequest.import:type_name -> sandsea.v1.ImportImageRequest
+	21, // 0: node.v1.CreateRequest.spec:type_name -> sandsea.v1.SandboxSpec
+	22, // 1: node.v1.CreateRequest.config:type_name -> sandsea.v1.ImageConfig
+	23, // 2: node.v1.CreateResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	23, // 3: node.v1.GetResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	23, // 4: node.v1.StopResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	23, // 5: node.v1.ExtendTTLResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	24, // 6: node.v1.RosterResponse.node:type_name -> sandsea.v1.Node
+	23, // 7: node.v1.RosterResponse.sandboxes:type_name -> sandsea.v1.Sandbox
+	25, // 8: node.v1.FollowResponse.at:type_name -> google.protobuf.Timestamp
+	23, // 9: node.v1.FollowResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	26, // 10: node.v1.BuildRequest.import:type_name -> sandsea.v1.ImportImageRequest
 	14, // 11: node.v1.BuildRequest.known:type_name -> node.v1.Built
-	25, // 12: node.v1.BuildResponse.progress:type_name -> sandsea.v1.ImportProgress
+	27, // 12: node.v1.BuildResponse.progress:type_name -> sandsea.v1.ImportProgress
 	14, // 13: node.v1.BuildResponse.built:type_name -> node.v1.Built
-	26, // 14: node.v1.Built.layers:type_name -> sandsea.v1.Layer
-	20, // 15: node.v1.Built.config:type_name -> sandsea.v1.ImageConfig
+	28, // 14: node.v1.Built.layers:type_name -> sandsea.v1.Layer
+	22, // 15: node.v1.Built.config:type_name -> sandsea.v1.ImageConfig
 	0,  // 16: node.v1.EdgeService.Create:input_type -> node.v1.CreateRequest
 	2,  // 17: node.v1.EdgeService.Get:input_type -> node.v1.GetRequest
 	4,  // 18: node.v1.EdgeService.Stop:input_type -> node.v1.StopRequest
@@ -1221,18 +1336,20 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	10, // 21: node.v1.EdgeService.Follow:input_type -> node.v1.FollowRequest
 	12, // 22: node.v1.EdgeService.Build:input_type -> node.v1.BuildRequest
 	15, // 23: node.v1.EdgeService.Upload:input_type -> node.v1.UploadRequest
-	17, // 24: node.v1.EdgeService.Collect:input_type -> node.v1.CollectRequest
-	1,  // 25: node.v1.EdgeService.Create:output_type -> node.v1.CreateResponse
-	3,  // 26: node.v1.EdgeService.Get:output_type -> node.v1.GetResponse
-	5,  // 27: node.v1.EdgeService.Stop:output_type -> node.v1.StopResponse
-	7,  // 28: node.v1.EdgeService.ExtendTTL:output_type -> node.v1.ExtendTTLResponse
-	9,  // 29: node.v1.EdgeService.Roster:output_type -> node.v1.RosterResponse
-	11, // 30: node.v1.EdgeService.Follow:output_type -> node.v1.FollowResponse
-	13, // 31: node.v1.EdgeService.Build:output_type -> node.v1.BuildResponse
-	16, // 32: node.v1.EdgeService.Upload:output_type -> node.v1.UploadResponse
-	18, // 33: node.v1.EdgeService.Collect:output_type -> node.v1.CollectResponse
-	25, // [25:34] is the sub-list for method output_type
-	16, // [16:25] is the sub-list for method input_type
+	17, // 24: node.v1.EdgeService.ReadBlob:input_type -> node.v1.ReadBlobRequest
+	19, // 25: node.v1.EdgeService.Collect:input_type -> node.v1.CollectRequest
+	1,  // 26: node.v1.EdgeService.Create:output_type -> node.v1.CreateResponse
+	3,  // 27: node.v1.EdgeService.Get:output_type -> node.v1.GetResponse
+	5,  // 28: node.v1.EdgeService.Stop:output_type -> node.v1.StopResponse
+	7,  // 29: node.v1.EdgeService.ExtendTTL:output_type -> node.v1.ExtendTTLResponse
+	9,  // 30: node.v1.EdgeService.Roster:output_type -> node.v1.RosterResponse
+	11, // 31: node.v1.EdgeService.Follow:output_type -> node.v1.FollowResponse
+	13, // 32: node.v1.EdgeService.Build:output_type -> node.v1.BuildResponse
+	16, // 33: node.v1.EdgeService.Upload:output_type -> node.v1.UploadResponse
+	18, // 34: node.v1.EdgeService.ReadBlob:output_type -> node.v1.ReadBlobResponse
+	20, // 35: node.v1.EdgeService.Collect:output_type -> node.v1.CollectResponse
+	26, // [26:36] is the sub-list for method output_type
+	16, // [16:26] is the sub-list for method input_type
 	16, // [16:16] is the sub-list for extension type_name
 	16, // [16:16] is the sub-list for extension extendee
 	0,  // [0:16] is the sub-list for field type_name
@@ -1253,7 +1370,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -46,8 +46,10 @@ type ErrorDetail struct {
 	// Names that resemble the one not found.
 	Near []string `protobuf:"bytes,10,rep,name=near,proto3" json:"near,omitempty"`
 	// The errno of a refused file or start call, 0 if none, and its POSIX name ("ENOENT").
-	Errno         int32  `protobuf:"varint,11,opt,name=errno,proto3" json:"errno,omitempty"`
-	ErrnoName     string `protobuf:"bytes,12,opt,name=errno_name,json=errnoName,proto3" json:"errno_name,omitempty"`
+	Errno     int32  `protobuf:"varint,11,opt,name=errno,proto3" json:"errno,omitempty"`
+	ErrnoName string `protobuf:"bytes,12,opt,name=errno_name,json=errnoName,proto3" json:"errno_name,omitempty"`
+	// Where a create failed: "queue", "image", "start"; empty elsewhere.
+	Stage         string `protobuf:"bytes,13,opt,name=stage,proto3" json:"stage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -166,12 +168,19 @@ func (x *ErrorDetail) GetErrnoName() string {
 	return ""
 }
 
+func (x *ErrorDetail) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
 var File_sandsea_v1_error_proto protoreflect.FileDescriptor
 
 const file_sandsea_v1_error_proto_rawDesc = "" +
 	"\n" +
 	"\x16sandsea/v1/error.proto\x12\n" +
-	"sandsea.v1\"\xb6\x02\n" +
+	"sandsea.v1\"\xcc\x02\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x14\n" +
@@ -186,7 +195,8 @@ const file_sandsea_v1_error_proto_rawDesc = "" +
 	" \x03(\tR\x04near\x12\x14\n" +
 	"\x05errno\x18\v \x01(\x05R\x05errno\x12\x1d\n" +
 	"\n" +
-	"errno_name\x18\f \x01(\tR\terrnoNameB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
+	"errno_name\x18\f \x01(\tR\terrnoName\x12\x14\n" +
+	"\x05stage\x18\r \x01(\tR\x05stageB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
 
 var (
 	file_sandsea_v1_error_proto_rawDescOnce sync.Once

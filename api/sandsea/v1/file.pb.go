@@ -77,6 +77,76 @@ func (FileType) EnumDescriptor() ([]byte, []int) {
 	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{0}
 }
 
+type FileChange int32
+
+const (
+	FileChange_FILE_CHANGE_UNSPECIFIED FileChange = 0
+	// The watch is in force; the first message of each stream.
+	FileChange_FILE_CHANGE_READY   FileChange = 1
+	FileChange_FILE_CHANGE_CREATED FileChange = 2
+	// Written to, told when the writer closes it, and at most once a second while it stays open.
+	FileChange_FILE_CHANGE_MODIFIED FileChange = 3
+	// Mode, owner or times changed.
+	FileChange_FILE_CHANGE_ATTRIBUTES FileChange = 4
+	FileChange_FILE_CHANGE_REMOVED    FileChange = 5
+	// From `from` to `path`, both watched; a move in or out is created or removed.
+	FileChange_FILE_CHANGE_MOVED FileChange = 6
+	// Changes were lost, because they came faster than they were read: list again. With a path: that directory may not be
+	// read, and nothing below it is told.
+	FileChange_FILE_CHANGE_GAP FileChange = 7
+)
+
+// Enum value maps for FileChange.
+var (
+	FileChange_name = map[int32]string{
+		0: "FILE_CHANGE_UNSPECIFIED",
+		1: "FILE_CHANGE_READY",
+		2: "FILE_CHANGE_CREATED",
+		3: "FILE_CHANGE_MODIFIED",
+		4: "FILE_CHANGE_ATTRIBUTES",
+		5: "FILE_CHANGE_REMOVED",
+		6: "FILE_CHANGE_MOVED",
+		7: "FILE_CHANGE_GAP",
+	}
+	FileChange_value = map[string]int32{
+		"FILE_CHANGE_UNSPECIFIED": 0,
+		"FILE_CHANGE_READY":       1,
+		"FILE_CHANGE_CREATED":     2,
+		"FILE_CHANGE_MODIFIED":    3,
+		"FILE_CHANGE_ATTRIBUTES":  4,
+		"FILE_CHANGE_REMOVED":     5,
+		"FILE_CHANGE_MOVED":       6,
+		"FILE_CHANGE_GAP":         7,
+	}
+)
+
+func (x FileChange) Enum() *FileChange {
+	p := new(FileChange)
+	*p = x
+	return p
+}
+
+func (x FileChange) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FileChange) Descriptor() protoreflect.EnumDescriptor {
+	return file_sandsea_v1_file_proto_enumTypes[1].Descriptor()
+}
+
+func (FileChange) Type() protoreflect.EnumType {
+	return &file_sandsea_v1_file_proto_enumTypes[1]
+}
+
+func (x FileChange) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FileChange.Descriptor instead.
+func (FileChange) EnumDescriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{1}
+}
+
 type FileInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -395,8 +465,10 @@ type WriteFileHeader struct {
 	// Permission bits of a new file; 0 means 0644. An existing file keeps its own unless set.
 	Mode uint32 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
 	// Exact size; another size changes nothing. Absent: whatever comes.
-	Size          *int64 `protobuf:"varint,5,opt,name=size,proto3,oneof" json:"size,omitempty"`
-	Key           string `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
+	Size *int64 `protobuf:"varint,5,opt,name=size,proto3,oneof" json:"size,omitempty"`
+	Key  string `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
+	// Owner as name, uid or uid:gid; empty is the acting user.
+	Owner         string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -469,6 +541,13 @@ func (x *WriteFileHeader) GetSize() int64 {
 func (x *WriteFileHeader) GetKey() string {
 	if x != nil {
 		return x.Key
+	}
+	return ""
+}
+
+func (x *WriteFileHeader) GetOwner() string {
+	if x != nil {
+		return x.Owner
 	}
 	return ""
 }
@@ -1114,8 +1193,10 @@ type UploadTarHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Made if missing.
-	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	User          string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Owner of everything unpacked, as name, uid or uid:gid; empty is the acting user. Owners in the archive are ignored.
+	Owner         string `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1167,6 +1248,13 @@ func (x *UploadTarHeader) GetPath() string {
 func (x *UploadTarHeader) GetUser() string {
 	if x != nil {
 		return x.User
+	}
+	return ""
+}
+
+func (x *UploadTarHeader) GetOwner() string {
+	if x != nil {
+		return x.Owner
 	}
 	return ""
 }
@@ -1336,12 +1424,832 @@ func (x *DownloadTarResponse) GetSkipped() []string {
 	return nil
 }
 
+type ReadBatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absolute, at most 1000.
+	Paths []string `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"`
+	User  string   `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Of one file; 0 means 1 MiB. All together at most 64 MiB.
+	MaxBytes      int64 `protobuf:"varint,4,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadBatchRequest) Reset() {
+	*x = ReadBatchRequest{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadBatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadBatchRequest) ProtoMessage() {}
+
+func (x *ReadBatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadBatchRequest.ProtoReflect.Descriptor instead.
+func (*ReadBatchRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReadBatchRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ReadBatchRequest) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *ReadBatchRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ReadBatchRequest) GetMaxBytes() int64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+type ReadBatchResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*FileContent         `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadBatchResponse) Reset() {
+	*x = ReadBatchResponse{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadBatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadBatchResponse) ProtoMessage() {}
+
+func (x *ReadBatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadBatchResponse.ProtoReflect.Descriptor instead.
+func (*ReadBatchResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ReadBatchResponse) GetFiles() []*FileContent {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type FileContent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Info  *FileInfo              `protobuf:"bytes,2,opt,name=info,proto3" json:"info,omitempty"`
+	Data  []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// Instead of info and data.
+	Error *ErrorDetail `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// The sentence of the error.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileContent) Reset() {
+	*x = FileContent{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileContent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileContent) ProtoMessage() {}
+
+func (x *FileContent) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileContent.ProtoReflect.Descriptor instead.
+func (*FileContent) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *FileContent) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileContent) GetInfo() *FileInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+func (x *FileContent) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FileContent) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *FileContent) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type WriteBatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// At most 1000, all together at most 64 MiB.
+	Files         []*FileToWrite `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`
+	User          string         `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteBatchRequest) Reset() {
+	*x = WriteBatchRequest{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteBatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteBatchRequest) ProtoMessage() {}
+
+func (x *WriteBatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteBatchRequest.ProtoReflect.Descriptor instead.
+func (*WriteBatchRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *WriteBatchRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *WriteBatchRequest) GetFiles() []*FileToWrite {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *WriteBatchRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type FileToWrite struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute. Missing parents are made.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// As in WriteFileHeader.
+	Mode          uint32 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileToWrite) Reset() {
+	*x = FileToWrite{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileToWrite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileToWrite) ProtoMessage() {}
+
+func (x *FileToWrite) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileToWrite.ProtoReflect.Descriptor instead.
+func (*FileToWrite) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *FileToWrite) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileToWrite) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FileToWrite) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+type WriteBatchResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*FileWritten         `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteBatchResponse) Reset() {
+	*x = WriteBatchResponse{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteBatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteBatchResponse) ProtoMessage() {}
+
+func (x *WriteBatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteBatchResponse.ProtoReflect.Descriptor instead.
+func (*WriteBatchResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *WriteBatchResponse) GetFiles() []*FileWritten {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type FileWritten struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Info  *FileInfo              `protobuf:"bytes,2,opt,name=info,proto3" json:"info,omitempty"`
+	// Instead of info.
+	Error *ErrorDetail `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// The sentence of the error.
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileWritten) Reset() {
+	*x = FileWritten{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileWritten) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileWritten) ProtoMessage() {}
+
+func (x *FileWritten) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileWritten.ProtoReflect.Descriptor instead.
+func (*FileWritten) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *FileWritten) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileWritten) GetInfo() *FileInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+func (x *FileWritten) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *FileWritten) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type ChangeFileRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User  string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Permission bits with set-id and sticky bits.
+	Mode *uint32 `protobuf:"varint,4,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
+	// Name, uid or uid:gid; empty leaves it.
+	Owner      string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	ModifiedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	// Change a symbolic link itself; not with mode.
+	NoFollow      bool `protobuf:"varint,7,opt,name=no_follow,json=noFollow,proto3" json:"no_follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeFileRequest) Reset() {
+	*x = ChangeFileRequest{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeFileRequest) ProtoMessage() {}
+
+func (x *ChangeFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeFileRequest.ProtoReflect.Descriptor instead.
+func (*ChangeFileRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ChangeFileRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ChangeFileRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ChangeFileRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ChangeFileRequest) GetMode() uint32 {
+	if x != nil && x.Mode != nil {
+		return *x.Mode
+	}
+	return 0
+}
+
+func (x *ChangeFileRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ChangeFileRequest) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *ChangeFileRequest) GetNoFollow() bool {
+	if x != nil {
+		return x.NoFollow
+	}
+	return false
+}
+
+type ChangeFileResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Info          *FileInfo              `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeFileResponse) Reset() {
+	*x = ChangeFileResponse{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeFileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeFileResponse) ProtoMessage() {}
+
+func (x *ChangeFileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeFileResponse.ProtoReflect.Descriptor instead.
+func (*ChangeFileResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ChangeFileResponse) GetInfo() *FileInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+type MakeLinkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// What the link says; it need not exist.
+	Target        string `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	User          string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeLinkRequest) Reset() {
+	*x = MakeLinkRequest{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeLinkRequest) ProtoMessage() {}
+
+func (x *MakeLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeLinkRequest.ProtoReflect.Descriptor instead.
+func (*MakeLinkRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *MakeLinkRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MakeLinkRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MakeLinkRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *MakeLinkRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+type MakeLinkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Info          *FileInfo              `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeLinkResponse) Reset() {
+	*x = MakeLinkResponse{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeLinkResponse) ProtoMessage() {}
+
+func (x *MakeLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeLinkResponse.ProtoReflect.Descriptor instead.
+func (*MakeLinkResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *MakeLinkResponse) GetInfo() *FileInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+type WatchFilesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// A file or a directory that exists.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Also everything below its directories.
+	Recursive     bool `protobuf:"varint,4,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFilesRequest) Reset() {
+	*x = WatchFilesRequest{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFilesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFilesRequest) ProtoMessage() {}
+
+func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFilesRequest.ProtoReflect.Descriptor instead.
+func (*WatchFilesRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *WatchFilesRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WatchFilesRequest) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type WatchFilesResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Change FileChange             `protobuf:"varint,1,opt,name=change,proto3,enum=sandsea.v1.FileChange" json:"change,omitempty"`
+	Path   string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	From   string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	// Unspecified when the kernel alone told of it.
+	Type          FileType `protobuf:"varint,4,opt,name=type,proto3,enum=sandsea.v1.FileType" json:"type,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFilesResponse) Reset() {
+	*x = WatchFilesResponse{}
+	mi := &file_sandsea_v1_file_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFilesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFilesResponse) ProtoMessage() {}
+
+func (x *WatchFilesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_file_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFilesResponse.ProtoReflect.Descriptor instead.
+func (*WatchFilesResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_file_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *WatchFilesResponse) GetChange() FileChange {
+	if x != nil {
+		return x.Change
+	}
+	return FileChange_FILE_CHANGE_UNSPECIFIED
+}
+
+func (x *WatchFilesResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *WatchFilesResponse) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *WatchFilesResponse) GetType() FileType {
+	if x != nil {
+		return x.Type
+	}
+	return FileType_FILE_TYPE_UNSPECIFIED
+}
+
 var File_sandsea_v1_file_proto protoreflect.FileDescriptor
 
 const file_sandsea_v1_file_proto_rawDesc = "" +
 	"\n" +
 	"\x15sandsea/v1/file.proto\x12\n" +
-	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x91\x02\n" +
+	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16sandsea/v1/error.proto\"\x91\x02\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12(\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x14.sandsea.v1.FileTypeR\x04type\x12\x12\n" +
@@ -1367,14 +2275,15 @@ const file_sandsea_v1_file_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"[\n" +
 	"\x10WriteFileRequest\x123\n" +
 	"\x06header\x18\x01 \x01(\v2\x1b.sandsea.v1.WriteFileHeaderR\x06header\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"\x91\x01\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\xa7\x01\n" +
 	"\x0fWriteFileHeader\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x12\n" +
 	"\x04mode\x18\x04 \x01(\rR\x04mode\x12\x17\n" +
 	"\x04size\x18\x05 \x01(\x03H\x00R\x04size\x88\x01\x01\x12\x10\n" +
-	"\x03key\x18\x06 \x01(\tR\x03keyB\a\n" +
+	"\x03key\x18\x06 \x01(\tR\x03key\x12\x14\n" +
+	"\x05owner\x18\a \x01(\tR\x05ownerB\a\n" +
 	"\x05_size\"=\n" +
 	"\x11WriteFileResponse\x12(\n" +
 	"\x04info\x18\x01 \x01(\v2\x14.sandsea.v1.FileInfoR\x04info\"f\n" +
@@ -1412,11 +2321,12 @@ const file_sandsea_v1_file_proto_rawDesc = "" +
 	"\x12RemoveFileResponse\"[\n" +
 	"\x10UploadTarRequest\x123\n" +
 	"\x06header\x18\x01 \x01(\v2\x1b.sandsea.v1.UploadTarHeaderR\x06header\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"I\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"_\n" +
 	"\x0fUploadTarHeader\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\"?\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\tR\x05owner\"?\n" +
 	"\x11UploadTarResponse\x12\x14\n" +
 	"\x05files\x18\x01 \x01(\x03R\x05files\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"L\n" +
@@ -1426,13 +2336,80 @@ const file_sandsea_v1_file_proto_rawDesc = "" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"C\n" +
 	"\x13DownloadTarResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
-	"\askipped\x18\x02 \x03(\tR\askipped*\x81\x01\n" +
+	"\askipped\x18\x02 \x03(\tR\askipped\"i\n" +
+	"\x10ReadBatchRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05paths\x18\x02 \x03(\tR\x05paths\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x1b\n" +
+	"\tmax_bytes\x18\x04 \x01(\x03R\bmaxBytes\"B\n" +
+	"\x11ReadBatchResponse\x12-\n" +
+	"\x05files\x18\x01 \x03(\v2\x17.sandsea.v1.FileContentR\x05files\"\xa8\x01\n" +
+	"\vFileContent\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12(\n" +
+	"\x04info\x18\x02 \x01(\v2\x14.sandsea.v1.FileInfoR\x04info\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12-\n" +
+	"\x05error\x18\x04 \x01(\v2\x17.sandsea.v1.ErrorDetailR\x05error\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"f\n" +
+	"\x11WriteBatchRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
+	"\x05files\x18\x02 \x03(\v2\x17.sandsea.v1.FileToWriteR\x05files\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\"I\n" +
+	"\vFileToWrite\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"C\n" +
+	"\x12WriteBatchResponse\x12-\n" +
+	"\x05files\x18\x01 \x03(\v2\x17.sandsea.v1.FileWrittenR\x05files\"\x94\x01\n" +
+	"\vFileWritten\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12(\n" +
+	"\x04info\x18\x02 \x01(\v2\x14.sandsea.v1.FileInfoR\x04info\x12-\n" +
+	"\x05error\x18\x03 \x01(\v2\x17.sandsea.v1.ErrorDetailR\x05error\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\xdd\x01\n" +
+	"\x11ChangeFileRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x17\n" +
+	"\x04mode\x18\x04 \x01(\rH\x00R\x04mode\x88\x01\x01\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\x12;\n" +
+	"\vmodified_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\x12\x1b\n" +
+	"\tno_follow\x18\a \x01(\bR\bnoFollowB\a\n" +
+	"\x05_mode\">\n" +
+	"\x12ChangeFileResponse\x12(\n" +
+	"\x04info\x18\x01 \x01(\v2\x14.sandsea.v1.FileInfoR\x04info\"a\n" +
+	"\x0fMakeLinkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\"<\n" +
+	"\x10MakeLinkResponse\x12(\n" +
+	"\x04info\x18\x01 \x01(\v2\x14.sandsea.v1.FileInfoR\x04info\"i\n" +
+	"\x11WatchFilesRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x1c\n" +
+	"\trecursive\x18\x04 \x01(\bR\trecursive\"\x96\x01\n" +
+	"\x12WatchFilesResponse\x12.\n" +
+	"\x06change\x18\x01 \x01(\x0e2\x16.sandsea.v1.FileChangeR\x06change\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12(\n" +
+	"\x04type\x18\x04 \x01(\x0e2\x14.sandsea.v1.FileTypeR\x04type*\x81\x01\n" +
 	"\bFileType\x12\x19\n" +
 	"\x15FILE_TYPE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11FILE_TYPE_REGULAR\x10\x01\x12\x17\n" +
 	"\x13FILE_TYPE_DIRECTORY\x10\x02\x12\x15\n" +
 	"\x11FILE_TYPE_SYMLINK\x10\x03\x12\x13\n" +
-	"\x0fFILE_TYPE_OTHER\x10\x042\x92\x05\n" +
+	"\x0fFILE_TYPE_OTHER\x10\x04*\xd4\x01\n" +
+	"\n" +
+	"FileChange\x12\x1b\n" +
+	"\x17FILE_CHANGE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11FILE_CHANGE_READY\x10\x01\x12\x17\n" +
+	"\x13FILE_CHANGE_CREATED\x10\x02\x12\x18\n" +
+	"\x14FILE_CHANGE_MODIFIED\x10\x03\x12\x1a\n" +
+	"\x16FILE_CHANGE_ATTRIBUTES\x10\x04\x12\x17\n" +
+	"\x13FILE_CHANGE_REMOVED\x10\x05\x12\x15\n" +
+	"\x11FILE_CHANGE_MOVED\x10\x06\x12\x13\n" +
+	"\x0fFILE_CHANGE_GAP\x10\a2\x83\b\n" +
 	"\vFileService\x12C\n" +
 	"\x04Read\x12\x1b.sandsea.v1.ReadFileRequest\x1a\x1c.sandsea.v1.ReadFileResponse0\x01\x12F\n" +
 	"\x05Write\x12\x1c.sandsea.v1.WriteFileRequest\x1a\x1d.sandsea.v1.WriteFileResponse(\x01\x12A\n" +
@@ -1442,7 +2419,13 @@ const file_sandsea_v1_file_proto_rawDesc = "" +
 	"\x04Move\x12\x1b.sandsea.v1.MoveFileRequest\x1a\x1c.sandsea.v1.MoveFileResponse\x12G\n" +
 	"\x06Remove\x12\x1d.sandsea.v1.RemoveFileRequest\x1a\x1e.sandsea.v1.RemoveFileResponse\x12J\n" +
 	"\tUploadTar\x12\x1c.sandsea.v1.UploadTarRequest\x1a\x1d.sandsea.v1.UploadTarResponse(\x01\x12P\n" +
-	"\vDownloadTar\x12\x1e.sandsea.v1.DownloadTarRequest\x1a\x1f.sandsea.v1.DownloadTarResponse0\x01B5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
+	"\vDownloadTar\x12\x1e.sandsea.v1.DownloadTarRequest\x1a\x1f.sandsea.v1.DownloadTarResponse0\x01\x12H\n" +
+	"\tReadBatch\x12\x1c.sandsea.v1.ReadBatchRequest\x1a\x1d.sandsea.v1.ReadBatchResponse\x12K\n" +
+	"\n" +
+	"WriteBatch\x12\x1d.sandsea.v1.WriteBatchRequest\x1a\x1e.sandsea.v1.WriteBatchResponse\x12G\n" +
+	"\x06Change\x12\x1d.sandsea.v1.ChangeFileRequest\x1a\x1e.sandsea.v1.ChangeFileResponse\x12E\n" +
+	"\bMakeLink\x12\x1b.sandsea.v1.MakeLinkRequest\x1a\x1c.sandsea.v1.MakeLinkResponse\x12H\n" +
+	"\x05Watch\x12\x1d.sandsea.v1.WatchFilesRequest\x1a\x1e.sandsea.v1.WatchFilesResponse0\x01B5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
 
 var (
 	file_sandsea_v1_file_proto_rawDescOnce sync.Once
@@ -1456,65 +2439,102 @@ func file_sandsea_v1_file_proto_rawDescGZIP() []byte {
 	return file_sandsea_v1_file_proto_rawDescData
 }
 
-var file_sandsea_v1_file_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sandsea_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_sandsea_v1_file_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sandsea_v1_file_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_sandsea_v1_file_proto_goTypes = []any{
 	(FileType)(0),                 // 0: sandsea.v1.FileType
-	(*FileInfo)(nil),              // 1: sandsea.v1.FileInfo
-	(*ReadFileRequest)(nil),       // 2: sandsea.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),      // 3: sandsea.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),      // 4: sandsea.v1.WriteFileRequest
-	(*WriteFileHeader)(nil),       // 5: sandsea.v1.WriteFileHeader
-	(*WriteFileResponse)(nil),     // 6: sandsea.v1.WriteFileResponse
-	(*StatFileRequest)(nil),       // 7: sandsea.v1.StatFileRequest
-	(*StatFileResponse)(nil),      // 8: sandsea.v1.StatFileResponse
-	(*ListFilesRequest)(nil),      // 9: sandsea.v1.ListFilesRequest
-	(*ListFilesResponse)(nil),     // 10: sandsea.v1.ListFilesResponse
-	(*MakeDirRequest)(nil),        // 11: sandsea.v1.MakeDirRequest
-	(*MakeDirResponse)(nil),       // 12: sandsea.v1.MakeDirResponse
-	(*MoveFileRequest)(nil),       // 13: sandsea.v1.MoveFileRequest
-	(*MoveFileResponse)(nil),      // 14: sandsea.v1.MoveFileResponse
-	(*RemoveFileRequest)(nil),     // 15: sandsea.v1.RemoveFileRequest
-	(*RemoveFileResponse)(nil),    // 16: sandsea.v1.RemoveFileResponse
-	(*UploadTarRequest)(nil),      // 17: sandsea.v1.UploadTarRequest
-	(*UploadTarHeader)(nil),       // 18: sandsea.v1.UploadTarHeader
-	(*UploadTarResponse)(nil),     // 19: sandsea.v1.UploadTarResponse
-	(*DownloadTarRequest)(nil),    // 20: sandsea.v1.DownloadTarRequest
-	(*DownloadTarResponse)(nil),   // 21: sandsea.v1.DownloadTarResponse
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(FileChange)(0),               // 1: sandsea.v1.FileChange
+	(*FileInfo)(nil),              // 2: sandsea.v1.FileInfo
+	(*ReadFileRequest)(nil),       // 3: sandsea.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),      // 4: sandsea.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),      // 5: sandsea.v1.WriteFileRequest
+	(*WriteFileHeader)(nil),       // 6: sandsea.v1.WriteFileHeader
+	(*WriteFileResponse)(nil),     // 7: sandsea.v1.WriteFileResponse
+	(*StatFileRequest)(nil),       // 8: sandsea.v1.StatFileRequest
+	(*StatFileResponse)(nil),      // 9: sandsea.v1.StatFileResponse
+	(*ListFilesRequest)(nil),      // 10: sandsea.v1.ListFilesRequest
+	(*ListFilesResponse)(nil),     // 11: sandsea.v1.ListFilesResponse
+	(*MakeDirRequest)(nil),        // 12: sandsea.v1.MakeDirRequest
+	(*MakeDirResponse)(nil),       // 13: sandsea.v1.MakeDirResponse
+	(*MoveFileRequest)(nil),       // 14: sandsea.v1.MoveFileRequest
+	(*MoveFileResponse)(nil),      // 15: sandsea.v1.MoveFileResponse
+	(*RemoveFileRequest)(nil),     // 16: sandsea.v1.RemoveFileRequest
+	(*RemoveFileResponse)(nil),    // 17: sandsea.v1.RemoveFileResponse
+	(*UploadTarRequest)(nil),      // 18: sandsea.v1.UploadTarRequest
+	(*UploadTarHeader)(nil),       // 19: sandsea.v1.UploadTarHeader
+	(*UploadTarResponse)(nil),     // 20: sandsea.v1.UploadTarResponse
+	(*DownloadTarRequest)(nil),    // 21: sandsea.v1.DownloadTarRequest
+	(*DownloadTarResponse)(nil),   // 22: sandsea.v1.DownloadTarResponse
+	(*ReadBatchRequest)(nil),      // 23: sandsea.v1.ReadBatchRequest
+	(*ReadBatchResponse)(nil),     // 24: sandsea.v1.ReadBatchResponse
+	(*FileContent)(nil),           // 25: sandsea.v1.FileContent
+	(*WriteBatchRequest)(nil),     // 26: sandsea.v1.WriteBatchRequest
+	(*FileToWrite)(nil),           // 27: sandsea.v1.FileToWrite
+	(*WriteBatchResponse)(nil),    // 28: sandsea.v1.WriteBatchResponse
+	(*FileWritten)(nil),           // 29: sandsea.v1.FileWritten
+	(*ChangeFileRequest)(nil),     // 30: sandsea.v1.ChangeFileRequest
+	(*ChangeFileResponse)(nil),    // 31: sandsea.v1.ChangeFileResponse
+	(*MakeLinkRequest)(nil),       // 32: sandsea.v1.MakeLinkRequest
+	(*MakeLinkResponse)(nil),      // 33: sandsea.v1.MakeLinkResponse
+	(*WatchFilesRequest)(nil),     // 34: sandsea.v1.WatchFilesRequest
+	(*WatchFilesResponse)(nil),    // 35: sandsea.v1.WatchFilesResponse
+	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 37: sandsea.v1.ErrorDetail
 }
 var file_sandsea_v1_file_proto_depIdxs = []int32{
 	0,  // 0: sandsea.v1.FileInfo.type:type_name -> sandsea.v1.FileType
-	22, // 1: sandsea.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	1,  // 2: sandsea.v1.ReadFileResponse.info:type_name -> sandsea.v1.FileInfo
-	5,  // 3: sandsea.v1.WriteFileRequest.header:type_name -> sandsea.v1.WriteFileHeader
-	1,  // 4: sandsea.v1.WriteFileResponse.info:type_name -> sandsea.v1.FileInfo
-	1,  // 5: sandsea.v1.StatFileResponse.info:type_name -> sandsea.v1.FileInfo
-	1,  // 6: sandsea.v1.ListFilesResponse.files:type_name -> sandsea.v1.FileInfo
-	18, // 7: sandsea.v1.UploadTarRequest.header:type_name -> sandsea.v1.UploadTarHeader
-	2,  // 8: sandsea.v1.FileService.Read:input_type -> sandsea.v1.ReadFileRequest
-	4,  // 9: sandsea.v1.FileService.Write:input_type -> sandsea.v1.WriteFileRequest
-	7,  // 10: sandsea.v1.FileService.Stat:input_type -> sandsea.v1.StatFileRequest
-	9,  // 11: sandsea.v1.FileService.List:input_type -> sandsea.v1.ListFilesRequest
-	11, // 12: sandsea.v1.FileService.MakeDir:input_type -> sandsea.v1.MakeDirRequest
-	13, // 13: sandsea.v1.FileService.Move:input_type -> sandsea.v1.MoveFileRequest
-	15, // 14: sandsea.v1.FileService.Remove:input_type -> sandsea.v1.RemoveFileRequest
-	17, // 15: sandsea.v1.FileService.UploadTar:input_type -> sandsea.v1.UploadTarRequest
-	20, // 16: sandsea.v1.FileService.DownloadTar:input_type -> sandsea.v1.DownloadTarRequest
-	3,  // 17: sandsea.v1.FileService.Read:output_type -> sandsea.v1.ReadFileResponse
-	6,  // 18: sandsea.v1.FileService.Write:output_type -> sandsea.v1.WriteFileResponse
-	8,  // 19: sandsea.v1.FileService.Stat:output_type -> sandsea.v1.StatFileResponse
-	10, // 20: sandsea.v1.FileService.List:output_type -> sandsea.v1.ListFilesResponse
-	12, // 21: sandsea.v1.FileService.MakeDir:output_type -> sandsea.v1.MakeDirResponse
-	14, // 22: sandsea.v1.FileService.Move:output_type -> sandsea.v1.MoveFileResponse
-	16, // 23: sandsea.v1.FileService.Remove:output_type -> sandsea.v1.RemoveFileResponse
-	19, // 24: sandsea.v1.FileService.UploadTar:output_type -> sandsea.v1.UploadTarResponse
-	21, // 25: sandsea.v1.FileService.DownloadTar:output_type -> sandsea.v1.DownloadTarResponse
-	17, // [17:26] is the sub-list for method output_type
-	8,  // [8:17] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	36, // 1: sandsea.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	2,  // 2: sandsea.v1.ReadFileResponse.info:type_name -> sandsea.v1.FileInfo
+	6,  // 3: sandsea.v1.WriteFileRequest.header:type_name -> sandsea.v1.WriteFileHeader
+	2,  // 4: sandsea.v1.WriteFileResponse.info:type_name -> sandsea.v1.FileInfo
+	2,  // 5: sandsea.v1.StatFileResponse.info:type_name -> sandsea.v1.FileInfo
+	2,  // 6: sandsea.v1.ListFilesResponse.files:type_name -> sandsea.v1.FileInfo
+	19, // 7: sandsea.v1.UploadTarRequest.header:type_name -> sandsea.v1.UploadTarHeader
+	25, // 8: sandsea.v1.ReadBatchResponse.files:type_name -> sandsea.v1.FileContent
+	2,  // 9: sandsea.v1.FileContent.info:type_name -> sandsea.v1.FileInfo
+	37, // 10: sandsea.v1.FileContent.error:type_name -> sandsea.v1.ErrorDetail
+	27, // 11: sandsea.v1.WriteBatchRequest.files:type_name -> sandsea.v1.FileToWrite
+	29, // 12: sandsea.v1.WriteBatchResponse.files:type_name -> sandsea.v1.FileWritten
+	2,  // 13: sandsea.v1.FileWritten.info:type_name -> sandsea.v1.FileInfo
+	37, // 14: sandsea.v1.FileWritten.error:type_name -> sandsea.v1.ErrorDetail
+	36, // 15: sandsea.v1.ChangeFileRequest.modified_at:type_name -> google.protobuf.Timestamp
+	2,  // 16: sandsea.v1.ChangeFileResponse.info:type_name -> sandsea.v1.FileInfo
+	2,  // 17: sandsea.v1.MakeLinkResponse.info:type_name -> sandsea.v1.FileInfo
+	1,  // 18: sandsea.v1.WatchFilesResponse.change:type_name -> sandsea.v1.FileChange
+	0,  // 19: sandsea.v1.WatchFilesResponse.type:type_name -> sandsea.v1.FileType
+	3,  // 20: sandsea.v1.FileService.Read:input_type -> sandsea.v1.ReadFileRequest
+	5,  // 21: sandsea.v1.FileService.Write:input_type -> sandsea.v1.WriteFileRequest
+	8,  // 22: sandsea.v1.FileService.Stat:input_type -> sandsea.v1.StatFileRequest
+	10, // 23: sandsea.v1.FileService.List:input_type -> sandsea.v1.ListFilesRequest
+	12, // 24: sandsea.v1.FileService.MakeDir:input_type -> sandsea.v1.MakeDirRequest
+	14, // 25: sandsea.v1.FileService.Move:input_type -> sandsea.v1.MoveFileRequest
+	16, // 26: sandsea.v1.FileService.Remove:input_type -> sandsea.v1.RemoveFileRequest
+	18, // 27: sandsea.v1.FileService.UploadTar:input_type -> sandsea.v1.UploadTarRequest
+	21, // 28: sandsea.v1.FileService.DownloadTar:input_type -> sandsea.v1.DownloadTarRequest
+	23, // 29: sandsea.v1.FileService.ReadBatch:input_type -> sandsea.v1.ReadBatchRequest
+	26, // 30: sandsea.v1.FileService.WriteBatch:input_type -> sandsea.v1.WriteBatchRequest
+	30, // 31: sandsea.v1.FileService.Change:input_type -> sandsea.v1.ChangeFileRequest
+	32, // 32: sandsea.v1.FileService.MakeLink:input_type -> sandsea.v1.MakeLinkRequest
+	34, // 33: sandsea.v1.FileService.Watch:input_type -> sandsea.v1.WatchFilesRequest
+	4,  // 34: sandsea.v1.FileService.Read:output_type -> sandsea.v1.ReadFileResponse
+	7,  // 35: sandsea.v1.FileService.Write:output_type -> sandsea.v1.WriteFileResponse
+	9,  // 36: sandsea.v1.FileService.Stat:output_type -> sandsea.v1.StatFileResponse
+	11, // 37: sandsea.v1.FileService.List:output_type -> sandsea.v1.ListFilesResponse
+	13, // 38: sandsea.v1.FileService.MakeDir:output_type -> sandsea.v1.MakeDirResponse
+	15, // 39: sandsea.v1.FileService.Move:output_type -> sandsea.v1.MoveFileResponse
+	17, // 40: sandsea.v1.FileService.Remove:output_type -> sandsea.v1.RemoveFileResponse
+	20, // 41: sandsea.v1.FileService.UploadTar:output_type -> sandsea.v1.UploadTarResponse
+	22, // 42: sandsea.v1.FileService.DownloadTar:output_type -> sandsea.v1.DownloadTarResponse
+	24, // 43: sandsea.v1.FileService.ReadBatch:output_type -> sandsea.v1.ReadBatchResponse
+	28, // 44: sandsea.v1.FileService.WriteBatch:output_type -> sandsea.v1.WriteBatchResponse
+	31, // 45: sandsea.v1.FileService.Change:output_type -> sandsea.v1.ChangeFileResponse
+	33, // 46: sandsea.v1.FileService.MakeLink:output_type -> sandsea.v1.MakeLinkResponse
+	35, // 47: sandsea.v1.FileService.Watch:output_type -> sandsea.v1.WatchFilesResponse
+	34, // [34:48] is the sub-list for method output_type
+	20, // [20:34] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_sandsea_v1_file_proto_init() }
@@ -1522,14 +2542,16 @@ func file_sandsea_v1_file_proto_init() {
 	if File_sandsea_v1_file_proto != nil {
 		return
 	}
+	file_sandsea_v1_error_proto_init()
 	file_sandsea_v1_file_proto_msgTypes[4].OneofWrappers = []any{}
+	file_sandsea_v1_file_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandsea_v1_file_proto_rawDesc), len(file_sandsea_v1_file_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   21,
+			NumEnums:      2,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

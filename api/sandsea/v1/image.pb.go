@@ -30,6 +30,8 @@ const (
 	ArchiveFormat_ARCHIVE_FORMAT_ROOTFS ArchiveFormat = 1
 	// A tar of an OCI image layout directory.
 	ArchiveFormat_ARCHIVE_FORMAT_OCI ArchiveFormat = 2
+	// What `docker save` writes.
+	ArchiveFormat_ARCHIVE_FORMAT_DOCKER ArchiveFormat = 3
 )
 
 // Enum value maps for ArchiveFormat.
@@ -38,11 +40,13 @@ var (
 		0: "ARCHIVE_FORMAT_UNSPECIFIED",
 		1: "ARCHIVE_FORMAT_ROOTFS",
 		2: "ARCHIVE_FORMAT_OCI",
+		3: "ARCHIVE_FORMAT_DOCKER",
 	}
 	ArchiveFormat_value = map[string]int32{
 		"ARCHIVE_FORMAT_UNSPECIFIED": 0,
 		"ARCHIVE_FORMAT_ROOTFS":      1,
 		"ARCHIVE_FORMAT_OCI":         2,
+		"ARCHIVE_FORMAT_DOCKER":      3,
 	}
 )
 
@@ -469,7 +473,7 @@ type ArchiveSource struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Upload string                 `protobuf:"bytes,1,opt,name=upload,proto3" json:"upload,omitempty"`
 	Format ArchiveFormat          `protobuf:"varint,2,opt,name=format,proto3,enum=sandsea.v1.ArchiveFormat" json:"format,omitempty"`
-	// OCI layouts with several images: the reference name of the wanted one.
+	// Archives with several images: the reference name of the wanted one.
 	Reference     string `protobuf:"bytes,3,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -526,12 +530,148 @@ func (x *ArchiveSource) GetReference() string {
 	return ""
 }
 
+// RegistrySource is an image of an OCI registry.
+type RegistrySource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As Docker reads it: "python:3.11", "registry:5000/team/image@sha256:…".
+	Reference string        `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	Auth      *RegistryAuth `protobuf:"bytes,2,opt,name=auth,proto3" json:"auth,omitempty"`
+	// Speak plain HTTP, or accept a certificate that cannot be verified.
+	Insecure bool `protobuf:"varint,3,opt,name=insecure,proto3" json:"insecure,omitempty"`
+	// As "linux/amd64"; empty is the node's own.
+	Platform      string `protobuf:"bytes,4,opt,name=platform,proto3" json:"platform,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistrySource) Reset() {
+	*x = RegistrySource{}
+	mi := &file_sandsea_v1_image_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistrySource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistrySource) ProtoMessage() {}
+
+func (x *RegistrySource) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_image_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistrySource.ProtoReflect.Descriptor instead.
+func (*RegistrySource) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RegistrySource) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+func (x *RegistrySource) GetAuth() *RegistryAuth {
+	if x != nil {
+		return x.Auth
+	}
+	return nil
+}
+
+func (x *RegistrySource) GetInsecure() bool {
+	if x != nil {
+		return x.Insecure
+	}
+	return false
+}
+
+func (x *RegistrySource) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+// RegistryAuth is used for one import and never stored.
+type RegistryAuth struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "<token>" says that the password is an identity token, as Docker's credential helpers do.
+	Username string `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	Password string `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	// Bearer token, instead of the two.
+	Token         string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryAuth) Reset() {
+	*x = RegistryAuth{}
+	mi := &file_sandsea_v1_image_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryAuth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryAuth) ProtoMessage() {}
+
+func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_image_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
+func (*RegistryAuth) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RegistryAuth) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryAuth) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+func (x *RegistryAuth) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
 type ImportImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Source:
 	//
 	//	*ImportImageRequest_Debian
 	//	*ImportImageRequest_Archive
+	//	*ImportImageRequest_Registry
 	Source isImportImageRequest_Source `protobuf_oneof:"source"`
 	// Empty derives one from the source.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -543,7 +683,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[7]
+	mi := &file_sandsea_v1_image_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +695,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[7]
+	mi := &file_sandsea_v1_image_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +708,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{7}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ImportImageRequest) GetSource() isImportImageRequest_Source {
@@ -591,6 +731,15 @@ func (x *ImportImageRequest) GetArchive() *ArchiveSource {
 	if x != nil {
 		if x, ok := x.Source.(*ImportImageRequest_Archive); ok {
 			return x.Archive
+		}
+	}
+	return nil
+}
+
+func (x *ImportImageRequest) GetRegistry() *RegistrySource {
+	if x != nil {
+		if x, ok := x.Source.(*ImportImageRequest_Registry); ok {
+			return x.Registry
 		}
 	}
 	return nil
@@ -622,9 +771,15 @@ type ImportImageRequest_Archive struct {
 	Archive *ArchiveSource `protobuf:"bytes,2,opt,name=archive,proto3,oneof"`
 }
 
+type ImportImageRequest_Registry struct {
+	Registry *RegistrySource `protobuf:"bytes,5,opt,name=registry,proto3,oneof"`
+}
+
 func (*ImportImageRequest_Debian) isImportImageRequest_Source() {}
 
 func (*ImportImageRequest_Archive) isImportImageRequest_Source() {}
+
+func (*ImportImageRequest_Registry) isImportImageRequest_Source() {}
 
 type ImportProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -643,7 +798,7 @@ type ImportProgress struct {
 
 func (x *ImportProgress) Reset() {
 	*x = ImportProgress{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[8]
+	mi := &file_sandsea_v1_image_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +810,7 @@ func (x *ImportProgress) String() string {
 func (*ImportProgress) ProtoMessage() {}
 
 func (x *ImportProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[8]
+	mi := &file_sandsea_v1_image_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +823,7 @@ func (x *ImportProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportProgress.ProtoReflect.Descriptor instead.
 func (*ImportProgress) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{8}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ImportProgress) GetStage() string {
@@ -728,7 +883,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[9]
+	mi := &file_sandsea_v1_image_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +895,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[9]
+	mi := &file_sandsea_v1_image_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +908,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{9}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ImportImageResponse) GetEvent() isImportImageResponse_Event {
@@ -814,7 +969,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[10]
+	mi := &file_sandsea_v1_image_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +981,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[10]
+	mi := &file_sandsea_v1_image_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +994,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{10}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -858,7 +1013,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[11]
+	mi := &file_sandsea_v1_image_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1025,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[11]
+	mi := &file_sandsea_v1_image_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1038,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{11}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -901,7 +1056,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[12]
+	mi := &file_sandsea_v1_image_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1068,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[12]
+	mi := &file_sandsea_v1_image_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1081,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{12}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{14}
 }
 
 type ListImagesResponse struct {
@@ -938,7 +1093,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[13]
+	mi := &file_sandsea_v1_image_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1105,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[13]
+	mi := &file_sandsea_v1_image_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1118,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{13}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -984,7 +1139,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[14]
+	mi := &file_sandsea_v1_image_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1151,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[14]
+	mi := &file_sandsea_v1_image_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1164,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{14}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteImageRequest) GetRef() string {
@@ -1035,7 +1190,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[15]
+	mi := &file_sandsea_v1_image_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1202,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[15]
+	mi := &file_sandsea_v1_image_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1215,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{15}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteImageResponse) GetFreedBytes() int64 {
@@ -1083,7 +1238,7 @@ type ComposeImageRequest struct {
 
 func (x *ComposeImageRequest) Reset() {
 	*x = ComposeImageRequest{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[16]
+	mi := &file_sandsea_v1_image_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1250,7 @@ func (x *ComposeImageRequest) String() string {
 func (*ComposeImageRequest) ProtoMessage() {}
 
 func (x *ComposeImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[16]
+	mi := &file_sandsea_v1_image_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1263,7 @@ func (x *ComposeImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeImageRequest.ProtoReflect.Descriptor instead.
 func (*ComposeImageRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{16}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ComposeImageRequest) GetName() string {
@@ -1155,7 +1310,7 @@ type ComposeImageResponse struct {
 
 func (x *ComposeImageResponse) Reset() {
 	*x = ComposeImageResponse{}
-	mi := &file_sandsea_v1_image_proto_msgTypes[17]
+	mi := &file_sandsea_v1_image_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1322,7 @@ func (x *ComposeImageResponse) String() string {
 func (*ComposeImageResponse) ProtoMessage() {}
 
 func (x *ComposeImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_image_proto_msgTypes[17]
+	mi := &file_sandsea_v1_image_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1335,7 @@ func (x *ComposeImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeImageResponse.ProtoReflect.Descriptor instead.
 func (*ComposeImageResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{17}
+	return file_sandsea_v1_image_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ComposeImageResponse) GetImage() *Image {
@@ -1229,10 +1384,20 @@ const file_sandsea_v1_image_proto_rawDesc = "" +
 	"\rArchiveSource\x12\x16\n" +
 	"\x06upload\x18\x01 \x01(\tR\x06upload\x121\n" +
 	"\x06format\x18\x02 \x01(\x0e2\x19.sandsea.v1.ArchiveFormatR\x06format\x12\x1c\n" +
-	"\treference\x18\x03 \x01(\tR\treference\"\xce\x01\n" +
+	"\treference\x18\x03 \x01(\tR\treference\"\x94\x01\n" +
+	"\x0eRegistrySource\x12\x1c\n" +
+	"\treference\x18\x01 \x01(\tR\treference\x12,\n" +
+	"\x04auth\x18\x02 \x01(\v2\x18.sandsea.v1.RegistryAuthR\x04auth\x12\x1a\n" +
+	"\binsecure\x18\x03 \x01(\bR\binsecure\x12\x1a\n" +
+	"\bplatform\x18\x04 \x01(\tR\bplatform\"f\n" +
+	"\fRegistryAuth\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x1f\n" +
+	"\bpassword\x18\x02 \x01(\tB\x03\x80\x01\x01R\bpassword\x12\x19\n" +
+	"\x05token\x18\x03 \x01(\tB\x03\x80\x01\x01R\x05token\"\x88\x02\n" +
 	"\x12ImportImageRequest\x122\n" +
 	"\x06debian\x18\x01 \x01(\v2\x18.sandsea.v1.DebianSourceH\x00R\x06debian\x125\n" +
-	"\aarchive\x18\x02 \x01(\v2\x19.sandsea.v1.ArchiveSourceH\x00R\aarchive\x12\x12\n" +
+	"\aarchive\x18\x02 \x01(\v2\x19.sandsea.v1.ArchiveSourceH\x00R\aarchive\x128\n" +
+	"\bregistry\x18\x05 \x01(\v2\x1a.sandsea.v1.RegistrySourceH\x00R\bregistry\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12/\n" +
 	"\x06config\x18\x04 \x01(\v2\x17.sandsea.v1.ImageConfigR\x06configB\b\n" +
 	"\x06source\"\x98\x01\n" +
@@ -1268,11 +1433,12 @@ const file_sandsea_v1_image_proto_rawDesc = "" +
 	"\btoolkits\x18\x04 \x03(\tR\btoolkits\x12/\n" +
 	"\x06config\x18\x05 \x01(\v2\x17.sandsea.v1.ImageConfigR\x06config\"?\n" +
 	"\x14ComposeImageResponse\x12'\n" +
-	"\x05image\x18\x01 \x01(\v2\x11.sandsea.v1.ImageR\x05image*b\n" +
+	"\x05image\x18\x01 \x01(\v2\x11.sandsea.v1.ImageR\x05image*}\n" +
 	"\rArchiveFormat\x12\x1e\n" +
 	"\x1aARCHIVE_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ARCHIVE_FORMAT_ROOTFS\x10\x01\x12\x16\n" +
-	"\x12ARCHIVE_FORMAT_OCI\x10\x022\xca\x03\n" +
+	"\x12ARCHIVE_FORMAT_OCI\x10\x02\x12\x19\n" +
+	"\x15ARCHIVE_FORMAT_DOCKER\x10\x032\xca\x03\n" +
 	"\fImageService\x12K\n" +
 	"\x06Upload\x12\x1e.sandsea.v1.UploadImageRequest\x1a\x1f.sandsea.v1.UploadImageResponse(\x01\x12K\n" +
 	"\x06Import\x12\x1e.sandsea.v1.ImportImageRequest\x1a\x1f.sandsea.v1.ImportImageResponse0\x01\x12@\n" +
@@ -1294,7 +1460,7 @@ func file_sandsea_v1_image_proto_rawDescGZIP() []byte {
 }
 
 var file_sandsea_v1_image_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sandsea_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_sandsea_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_sandsea_v1_image_proto_goTypes = []any{
 	(ArchiveFormat)(0),            // 0: sandsea.v1.ArchiveFormat
 	(*ImageConfig)(nil),           // 1: sandsea.v1.ImageConfig
@@ -1304,50 +1470,54 @@ var file_sandsea_v1_image_proto_goTypes = []any{
 	(*UploadImageResponse)(nil),   // 5: sandsea.v1.UploadImageResponse
 	(*DebianSource)(nil),          // 6: sandsea.v1.DebianSource
 	(*ArchiveSource)(nil),         // 7: sandsea.v1.ArchiveSource
-	(*ImportImageRequest)(nil),    // 8: sandsea.v1.ImportImageRequest
-	(*ImportProgress)(nil),        // 9: sandsea.v1.ImportProgress
-	(*ImportImageResponse)(nil),   // 10: sandsea.v1.ImportImageResponse
-	(*GetImageRequest)(nil),       // 11: sandsea.v1.GetImageRequest
-	(*GetImageResponse)(nil),      // 12: sandsea.v1.GetImageResponse
-	(*ListImagesRequest)(nil),     // 13: sandsea.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),    // 14: sandsea.v1.ListImagesResponse
-	(*DeleteImageRequest)(nil),    // 15: sandsea.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),   // 16: sandsea.v1.DeleteImageResponse
-	(*ComposeImageRequest)(nil),   // 17: sandsea.v1.ComposeImageRequest
-	(*ComposeImageResponse)(nil),  // 18: sandsea.v1.ComposeImageResponse
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*RegistrySource)(nil),        // 8: sandsea.v1.RegistrySource
+	(*RegistryAuth)(nil),          // 9: sandsea.v1.RegistryAuth
+	(*ImportImageRequest)(nil),    // 10: sandsea.v1.ImportImageRequest
+	(*ImportProgress)(nil),        // 11: sandsea.v1.ImportProgress
+	(*ImportImageResponse)(nil),   // 12: sandsea.v1.ImportImageResponse
+	(*GetImageRequest)(nil),       // 13: sandsea.v1.GetImageRequest
+	(*GetImageResponse)(nil),      // 14: sandsea.v1.GetImageResponse
+	(*ListImagesRequest)(nil),     // 15: sandsea.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),    // 16: sandsea.v1.ListImagesResponse
+	(*DeleteImageRequest)(nil),    // 17: sandsea.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),   // 18: sandsea.v1.DeleteImageResponse
+	(*ComposeImageRequest)(nil),   // 19: sandsea.v1.ComposeImageRequest
+	(*ComposeImageResponse)(nil),  // 20: sandsea.v1.ComposeImageResponse
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
 }
 var file_sandsea_v1_image_proto_depIdxs = []int32{
 	2,  // 0: sandsea.v1.Image.layers:type_name -> sandsea.v1.Layer
 	1,  // 1: sandsea.v1.Image.config:type_name -> sandsea.v1.ImageConfig
-	19, // 2: sandsea.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	21, // 2: sandsea.v1.Image.created_at:type_name -> google.protobuf.Timestamp
 	0,  // 3: sandsea.v1.ArchiveSource.format:type_name -> sandsea.v1.ArchiveFormat
-	6,  // 4: sandsea.v1.ImportImageRequest.debian:type_name -> sandsea.v1.DebianSource
-	7,  // 5: sandsea.v1.ImportImageRequest.archive:type_name -> sandsea.v1.ArchiveSource
-	1,  // 6: sandsea.v1.ImportImageRequest.config:type_name -> sandsea.v1.ImageConfig
-	9,  // 7: sandsea.v1.ImportImageResponse.progress:type_name -> sandsea.v1.ImportProgress
-	3,  // 8: sandsea.v1.ImportImageResponse.image:type_name -> sandsea.v1.Image
-	3,  // 9: sandsea.v1.GetImageResponse.image:type_name -> sandsea.v1.Image
-	3,  // 10: sandsea.v1.ListImagesResponse.images:type_name -> sandsea.v1.Image
-	1,  // 11: sandsea.v1.ComposeImageRequest.config:type_name -> sandsea.v1.ImageConfig
-	3,  // 12: sandsea.v1.ComposeImageResponse.image:type_name -> sandsea.v1.Image
-	4,  // 13: sandsea.v1.ImageService.Upload:input_type -> sandsea.v1.UploadImageRequest
-	8,  // 14: sandsea.v1.ImageService.Import:input_type -> sandsea.v1.ImportImageRequest
-	11, // 15: sandsea.v1.ImageService.Get:input_type -> sandsea.v1.GetImageRequest
-	13, // 16: sandsea.v1.ImageService.List:input_type -> sandsea.v1.ListImagesRequest
-	15, // 17: sandsea.v1.ImageService.Delete:input_type -> sandsea.v1.DeleteImageRequest
-	17, // 18: sandsea.v1.ImageService.Compose:input_type -> sandsea.v1.ComposeImageRequest
-	5,  // 19: sandsea.v1.ImageService.Upload:output_type -> sandsea.v1.UploadImageResponse
-	10, // 20: sandsea.v1.ImageService.Import:output_type -> sandsea.v1.ImportImageResponse
-	12, // 21: sandsea.v1.ImageService.Get:output_type -> sandsea.v1.GetImageResponse
-	14, // 22: sandsea.v1.ImageService.List:output_type -> sandsea.v1.ListImagesResponse
-	16, // 23: sandsea.v1.ImageService.Delete:output_type -> sandsea.v1.DeleteImageResponse
-	18, // 24: sandsea.v1.ImageService.Compose:output_type -> sandsea.v1.ComposeImageResponse
-	19, // [19:25] is the sub-list for method output_type
-	13, // [13:19] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 4: sandsea.v1.RegistrySource.auth:type_name -> sandsea.v1.RegistryAuth
+	6,  // 5: sandsea.v1.ImportImageRequest.debian:type_name -> sandsea.v1.DebianSource
+	7,  // 6: sandsea.v1.ImportImageRequest.archive:type_name -> sandsea.v1.ArchiveSource
+	8,  // 7: sandsea.v1.ImportImageRequest.registry:type_name -> sandsea.v1.RegistrySource
+	1,  // 8: sandsea.v1.ImportImageRequest.config:type_name -> sandsea.v1.ImageConfig
+	11, // 9: sandsea.v1.ImportImageResponse.progress:type_name -> sandsea.v1.ImportProgress
+	3,  // 10: sandsea.v1.ImportImageResponse.image:type_name -> sandsea.v1.Image
+	3,  // 11: sandsea.v1.GetImageResponse.image:type_name -> sandsea.v1.Image
+	3,  // 12: sandsea.v1.ListImagesResponse.images:type_name -> sandsea.v1.Image
+	1,  // 13: sandsea.v1.ComposeImageRequest.config:type_name -> sandsea.v1.ImageConfig
+	3,  // 14: sandsea.v1.ComposeImageResponse.image:type_name -> sandsea.v1.Image
+	4,  // 15: sandsea.v1.ImageService.Upload:input_type -> sandsea.v1.UploadImageRequest
+	10, // 16: sandsea.v1.ImageService.Import:input_type -> sandsea.v1.ImportImageRequest
+	13, // 17: sandsea.v1.ImageService.Get:input_type -> sandsea.v1.GetImageRequest
+	15, // 18: sandsea.v1.ImageService.List:input_type -> sandsea.v1.ListImagesRequest
+	17, // 19: sandsea.v1.ImageService.Delete:input_type -> sandsea.v1.DeleteImageRequest
+	19, // 20: sandsea.v1.ImageService.Compose:input_type -> sandsea.v1.ComposeImageRequest
+	5,  // 21: sandsea.v1.ImageService.Upload:output_type -> sandsea.v1.UploadImageResponse
+	12, // 22: sandsea.v1.ImageService.Import:output_type -> sandsea.v1.ImportImageResponse
+	14, // 23: sandsea.v1.ImageService.Get:output_type -> sandsea.v1.GetImageResponse
+	16, // 24: sandsea.v1.ImageService.List:output_type -> sandsea.v1.ListImagesResponse
+	18, // 25: sandsea.v1.ImageService.Delete:output_type -> sandsea.v1.DeleteImageResponse
+	20, // 26: sandsea.v1.ImageService.Compose:output_type -> sandsea.v1.ComposeImageResponse
+	21, // [21:27] is the sub-list for method output_type
+	15, // [15:21] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_sandsea_v1_image_proto_init() }
@@ -1355,11 +1525,12 @@ func file_sandsea_v1_image_proto_init() {
 	if File_sandsea_v1_image_proto != nil {
 		return
 	}
-	file_sandsea_v1_image_proto_msgTypes[7].OneofWrappers = []any{
+	file_sandsea_v1_image_proto_msgTypes[9].OneofWrappers = []any{
 		(*ImportImageRequest_Debian)(nil),
 		(*ImportImageRequest_Archive)(nil),
+		(*ImportImageRequest_Registry)(nil),
 	}
-	file_sandsea_v1_image_proto_msgTypes[9].OneofWrappers = []any{
+	file_sandsea_v1_image_proto_msgTypes[11].OneofWrappers = []any{
 		(*ImportImageResponse_Progress)(nil),
 		(*ImportImageResponse_Image)(nil),
 	}
@@ -1369,7 +1540,7 @@ func file_sandsea_v1_image_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandsea_v1_image_proto_rawDesc), len(file_sandsea_v1_image_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

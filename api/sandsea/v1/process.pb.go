@@ -73,6 +73,68 @@ func (EnvMode) EnumDescriptor() ([]byte, []int) {
 	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{0}
 }
 
+// Overflow says what happens to output beyond a limit: the inline limit of Run, the record's of Start. The process
+// runs on in every case, and each stream is treated by itself.
+type Overflow int32
+
+const (
+	// Same as head_tail.
+	Overflow_OVERFLOW_UNSPECIFIED Overflow = 0
+	// The first and the last bytes are kept, half of the limit each, with a gap between them.
+	Overflow_OVERFLOW_HEAD_TAIL Overflow = 1
+	// The last bytes are kept.
+	Overflow_OVERFLOW_TAIL Overflow = 2
+	// The first bytes are kept.
+	Overflow_OVERFLOW_HEAD Overflow = 3
+	// The first bytes are kept and the result says output_exceeded.
+	Overflow_OVERFLOW_FAIL Overflow = 4
+)
+
+// Enum value maps for Overflow.
+var (
+	Overflow_name = map[int32]string{
+		0: "OVERFLOW_UNSPECIFIED",
+		1: "OVERFLOW_HEAD_TAIL",
+		2: "OVERFLOW_TAIL",
+		3: "OVERFLOW_HEAD",
+		4: "OVERFLOW_FAIL",
+	}
+	Overflow_value = map[string]int32{
+		"OVERFLOW_UNSPECIFIED": 0,
+		"OVERFLOW_HEAD_TAIL":   1,
+		"OVERFLOW_TAIL":        2,
+		"OVERFLOW_HEAD":        3,
+		"OVERFLOW_FAIL":        4,
+	}
+)
+
+func (x Overflow) Enum() *Overflow {
+	p := new(Overflow)
+	*p = x
+	return p
+}
+
+func (x Overflow) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Overflow) Descriptor() protoreflect.EnumDescriptor {
+	return file_sandsea_v1_process_proto_enumTypes[1].Descriptor()
+}
+
+func (Overflow) Type() protoreflect.EnumType {
+	return &file_sandsea_v1_process_proto_enumTypes[1]
+}
+
+func (x Overflow) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Overflow.Descriptor instead.
+func (Overflow) EnumDescriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{1}
+}
+
 type ProcessState int32
 
 const (
@@ -110,11 +172,11 @@ func (x ProcessState) String() string {
 }
 
 func (ProcessState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandsea_v1_process_proto_enumTypes[1].Descriptor()
+	return file_sandsea_v1_process_proto_enumTypes[2].Descriptor()
 }
 
 func (ProcessState) Type() protoreflect.EnumType {
-	return &file_sandsea_v1_process_proto_enumTypes[1]
+	return &file_sandsea_v1_process_proto_enumTypes[2]
 }
 
 func (x ProcessState) Number() protoreflect.EnumNumber {
@@ -123,7 +185,7 @@ func (x ProcessState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProcessState.Descriptor instead.
 func (ProcessState) EnumDescriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{1}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{2}
 }
 
 type Stream int32
@@ -159,11 +221,11 @@ func (x Stream) String() string {
 }
 
 func (Stream) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandsea_v1_process_proto_enumTypes[2].Descriptor()
+	return file_sandsea_v1_process_proto_enumTypes[3].Descriptor()
 }
 
 func (Stream) Type() protoreflect.EnumType {
-	return &file_sandsea_v1_process_proto_enumTypes[2]
+	return &file_sandsea_v1_process_proto_enumTypes[3]
 }
 
 func (x Stream) Number() protoreflect.EnumNumber {
@@ -172,7 +234,60 @@ func (x Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Stream.Descriptor instead.
 func (Stream) EnumDescriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{2}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{3}
+}
+
+// TerminalSize is measured in characters; 1 to 65535 each.
+type TerminalSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Columns       uint32                 `protobuf:"varint,1,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows          uint32                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalSize) Reset() {
+	*x = TerminalSize{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalSize) ProtoMessage() {}
+
+func (x *TerminalSize) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
+func (*TerminalSize) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *TerminalSize) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *TerminalSize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
 }
 
 type Command struct {
@@ -188,14 +303,15 @@ type Command struct {
 	// One pipe for both streams, in exact order; everything is then stdout.
 	MergeStderr bool `protobuf:"varint,6,opt,name=merge_stderr,json=mergeStderr,proto3" json:"merge_stderr,omitempty"`
 	// Active time until the whole tree is killed; 0 means no limit.
-	TimeoutMs     int64 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	TimeoutMs     int64    `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Overflow      Overflow `protobuf:"varint,8,opt,name=overflow,proto3,enum=sandsea.v1.Overflow" json:"overflow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[0]
+	mi := &file_sandsea_v1_process_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +323,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[0]
+	mi := &file_sandsea_v1_process_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +336,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{0}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Command) GetArgv() []string {
@@ -272,6 +388,13 @@ func (x *Command) GetTimeoutMs() int64 {
 	return 0
 }
 
+func (x *Command) GetOverflow() Overflow {
+	if x != nil {
+		return x.Overflow
+	}
+	return Overflow_OVERFLOW_UNSPECIFIED
+}
+
 // StartFailure says why a command never ran.
 type StartFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -285,7 +408,7 @@ type StartFailure struct {
 
 func (x *StartFailure) Reset() {
 	*x = StartFailure{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[1]
+	mi := &file_sandsea_v1_process_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +420,7 @@ func (x *StartFailure) String() string {
 func (*StartFailure) ProtoMessage() {}
 
 func (x *StartFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[1]
+	mi := &file_sandsea_v1_process_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +433,7 @@ func (x *StartFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartFailure.ProtoReflect.Descriptor instead.
 func (*StartFailure) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{1}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *StartFailure) GetKind() string {
@@ -348,7 +471,7 @@ type Result struct {
 	TimedOut bool `protobuf:"varint,4,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
 	// The kernel's out-of-memory killer ended something in the sandbox while it ran, and it died by SIGKILL.
 	Oom bool `protobuf:"varint,5,opt,name=oom,proto3" json:"oom,omitempty"`
-	// Output was cut in this answer or in the record.
+	// Bytes of the output are missing: in an answer that carries output, from that; elsewhere, from the record.
 	Truncated bool `protobuf:"varint,6,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	// Bytes ever written.
 	StdoutBytes int64 `protobuf:"varint,7,opt,name=stdout_bytes,json=stdoutBytes,proto3" json:"stdout_bytes,omitempty"`
@@ -363,14 +486,16 @@ type Result struct {
 	// Time spent paused, not counted in wall_us.
 	PausedUs int64 `protobuf:"varint,14,opt,name=paused_us,json=pausedUs,proto3" json:"paused_us,omitempty"`
 	// The answer came from the record of an earlier call with the same key.
-	Replayed      bool `protobuf:"varint,15,opt,name=replayed,proto3" json:"replayed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Replayed bool `protobuf:"varint,15,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// overflow was fail, and a stream grew beyond the limit.
+	OutputExceeded bool `protobuf:"varint,16,opt,name=output_exceeded,json=outputExceeded,proto3" json:"output_exceeded,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[2]
+	mi := &file_sandsea_v1_process_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -382,7 +507,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[2]
+	mi := &file_sandsea_v1_process_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -395,7 +520,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{2}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Result) GetExitCode() int32 {
@@ -503,6 +628,13 @@ func (x *Result) GetReplayed() bool {
 	return false
 }
 
+func (x *Result) GetOutputExceeded() bool {
+	if x != nil {
+		return x.OutputExceeded
+	}
+	return false
+}
+
 type Process struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Never reused in its sandbox.
@@ -513,15 +645,19 @@ type Process struct {
 	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	Result    *Result                `protobuf:"bytes,6,opt,name=result,proto3" json:"result,omitempty"`
 	// Host process id while running, for the operator.
-	HostPid       int64 `protobuf:"varint,7,opt,name=host_pid,json=hostPid,proto3" json:"host_pid,omitempty"`
-	InputOpen     bool  `protobuf:"varint,8,opt,name=input_open,json=inputOpen,proto3" json:"input_open,omitempty"`
+	HostPid   int64 `protobuf:"varint,7,opt,name=host_pid,json=hostPid,proto3" json:"host_pid,omitempty"`
+	InputOpen bool  `protobuf:"varint,8,opt,name=input_open,json=inputOpen,proto3" json:"input_open,omitempty"`
+	// Set when it runs on a terminal.
+	Terminal *TerminalSize `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// The session in which it was run, empty if none.
+	Shell         string `protobuf:"bytes,10,opt,name=shell,proto3" json:"shell,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[3]
+	mi := &file_sandsea_v1_process_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +669,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[3]
+	mi := &file_sandsea_v1_process_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +682,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{3}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Process) GetNumber() int64 {
@@ -605,6 +741,20 @@ func (x *Process) GetInputOpen() bool {
 	return false
 }
 
+func (x *Process) GetTerminal() *TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *Process) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
 type RunRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -622,7 +772,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[4]
+	mi := &file_sandsea_v1_process_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +784,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[4]
+	mi := &file_sandsea_v1_process_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +797,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{4}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunRequest) GetId() string {
@@ -709,7 +859,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[5]
+	mi := &file_sandsea_v1_process_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +871,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[5]
+	mi := &file_sandsea_v1_process_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +884,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{5}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RunResponse) GetNumber() int64 {
@@ -801,16 +951,22 @@ type StartRequest struct {
 	Stdin bool `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// The stream ends after `started` and the process goes on without readers. When false and without a key, the tree
 	// is killed if the caller goes away.
-	Detached      bool   `protobuf:"varint,4,opt,name=detached,proto3" json:"detached,omitempty"`
-	Key           string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
-	Note          []byte `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
+	Detached bool   `protobuf:"varint,4,opt,name=detached,proto3" json:"detached,omitempty"`
+	Key      string `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	Note     []byte `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
+	// Run on a terminal of this size: input, output and errors are the terminal, input stays open and everything is
+	// stdout. TERM is xterm-256color unless the command's environment says otherwise.
+	Terminal *TerminalSize `protobuf:"bytes,7,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// The command waits, instead of losing output, while this stream's reader is more than 64 MiB behind; a reader that
+	// makes no progress for 60 s lifts that. Not with detached.
+	Lossless      bool `protobuf:"varint,8,opt,name=lossless,proto3" json:"lossless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[6]
+	mi := &file_sandsea_v1_process_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +978,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[6]
+	mi := &file_sandsea_v1_process_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +991,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{6}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StartRequest) GetId() string {
@@ -880,6 +1036,20 @@ func (x *StartRequest) GetNote() []byte {
 	return nil
 }
 
+func (x *StartRequest) GetTerminal() *TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *StartRequest) GetLossless() bool {
+	if x != nil {
+		return x.Lossless
+	}
+	return false
+}
+
 // ProcessEvent is one piece of a process's story.
 type ProcessEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -896,7 +1066,7 @@ type ProcessEvent struct {
 
 func (x *ProcessEvent) Reset() {
 	*x = ProcessEvent{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[7]
+	mi := &file_sandsea_v1_process_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1078,7 @@ func (x *ProcessEvent) String() string {
 func (*ProcessEvent) ProtoMessage() {}
 
 func (x *ProcessEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[7]
+	mi := &file_sandsea_v1_process_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1091,7 @@ func (x *ProcessEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessEvent.ProtoReflect.Descriptor instead.
 func (*ProcessEvent) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{7}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ProcessEvent) GetEvent() isProcessEvent_Event {
@@ -1007,7 +1177,7 @@ type OutputData struct {
 
 func (x *OutputData) Reset() {
 	*x = OutputData{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[8]
+	mi := &file_sandsea_v1_process_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1189,7 @@ func (x *OutputData) String() string {
 func (*OutputData) ProtoMessage() {}
 
 func (x *OutputData) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[8]
+	mi := &file_sandsea_v1_process_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1202,7 @@ func (x *OutputData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputData.ProtoReflect.Descriptor instead.
 func (*OutputData) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{8}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OutputData) GetStream() Stream {
@@ -1068,7 +1238,7 @@ type OutputGap struct {
 
 func (x *OutputGap) Reset() {
 	*x = OutputGap{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[9]
+	mi := &file_sandsea_v1_process_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1250,7 @@ func (x *OutputGap) String() string {
 func (*OutputGap) ProtoMessage() {}
 
 func (x *OutputGap) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[9]
+	mi := &file_sandsea_v1_process_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1263,7 @@ func (x *OutputGap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputGap.ProtoReflect.Descriptor instead.
 func (*OutputGap) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{9}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OutputGap) GetStream() Stream {
@@ -1126,7 +1296,7 @@ type StartResponse struct {
 
 func (x *StartResponse) Reset() {
 	*x = StartResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[10]
+	mi := &file_sandsea_v1_process_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1308,7 @@ func (x *StartResponse) String() string {
 func (*StartResponse) ProtoMessage() {}
 
 func (x *StartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[10]
+	mi := &file_sandsea_v1_process_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1321,7 @@ func (x *StartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartResponse.ProtoReflect.Descriptor instead.
 func (*StartResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{10}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StartResponse) GetEvent() *ProcessEvent {
@@ -1168,14 +1338,16 @@ type AttachRequest struct {
 	StdoutOffset int64                  `protobuf:"varint,3,opt,name=stdout_offset,json=stdoutOffset,proto3" json:"stdout_offset,omitempty"`
 	StderrOffset int64                  `protobuf:"varint,4,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
 	// End the stream at the end of what is recorded instead of waiting.
-	NoFollow      bool `protobuf:"varint,5,opt,name=no_follow,json=noFollow,proto3" json:"no_follow,omitempty"`
+	NoFollow bool `protobuf:"varint,5,opt,name=no_follow,json=noFollow,proto3" json:"no_follow,omitempty"`
+	// As in StartRequest, from these offsets on.
+	Lossless      bool `protobuf:"varint,6,opt,name=lossless,proto3" json:"lossless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[11]
+	mi := &file_sandsea_v1_process_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1359,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[11]
+	mi := &file_sandsea_v1_process_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1372,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{11}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1238,6 +1410,13 @@ func (x *AttachRequest) GetNoFollow() bool {
 	return false
 }
 
+func (x *AttachRequest) GetLossless() bool {
+	if x != nil {
+		return x.Lossless
+	}
+	return false
+}
+
 type AttachResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         *ProcessEvent          `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
@@ -1247,7 +1426,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[12]
+	mi := &file_sandsea_v1_process_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1438,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[12]
+	mi := &file_sandsea_v1_process_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1451,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{12}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AttachResponse) GetEvent() *ProcessEvent {
@@ -1286,7 +1465,8 @@ type SendInputRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Number int64                  `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	// Offset of the first byte in the input; bytes already taken are dropped, a hole is an error.
+	// Offset of the first byte in the input; bytes already taken are dropped, a hole is an error. After a send whose outcome
+	// was lost with the node's daemon every further one is unknown; not to a terminal, where its bytes count as taken.
 	Offset        int64  `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1295,7 +1475,7 @@ type SendInputRequest struct {
 
 func (x *SendInputRequest) Reset() {
 	*x = SendInputRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[13]
+	mi := &file_sandsea_v1_process_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1487,7 @@ func (x *SendInputRequest) String() string {
 func (*SendInputRequest) ProtoMessage() {}
 
 func (x *SendInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[13]
+	mi := &file_sandsea_v1_process_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1500,7 @@ func (x *SendInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendInputRequest.ProtoReflect.Descriptor instead.
 func (*SendInputRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{13}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SendInputRequest) GetId() string {
@@ -1361,7 +1541,7 @@ type SendInputResponse struct {
 
 func (x *SendInputResponse) Reset() {
 	*x = SendInputResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[14]
+	mi := &file_sandsea_v1_process_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1553,7 @@ func (x *SendInputResponse) String() string {
 func (*SendInputResponse) ProtoMessage() {}
 
 func (x *SendInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[14]
+	mi := &file_sandsea_v1_process_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1566,7 @@ func (x *SendInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendInputResponse.ProtoReflect.Descriptor instead.
 func (*SendInputResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{14}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SendInputResponse) GetNextOffset() int64 {
@@ -1396,6 +1576,104 @@ func (x *SendInputResponse) GetNextOffset() int64 {
 	return 0
 }
 
+// ResizeTTYRequest is refused for a process without a terminal.
+type ResizeTTYRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Number        int64                  `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	Size          *TerminalSize          `protobuf:"bytes,3,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTTYRequest) Reset() {
+	*x = ResizeTTYRequest{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTTYRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTTYRequest) ProtoMessage() {}
+
+func (x *ResizeTTYRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTTYRequest.ProtoReflect.Descriptor instead.
+func (*ResizeTTYRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ResizeTTYRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ResizeTTYRequest) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ResizeTTYRequest) GetSize() *TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
+type ResizeTTYResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTTYResponse) Reset() {
+	*x = ResizeTTYResponse{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTTYResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTTYResponse) ProtoMessage() {}
+
+func (x *ResizeTTYResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTTYResponse.ProtoReflect.Descriptor instead.
+func (*ResizeTTYResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{17}
+}
+
+// CloseInputRequest is refused for a terminal, which has no end of input: send the byte 4 (Ctrl-D).
 type CloseInputRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1406,7 +1684,7 @@ type CloseInputRequest struct {
 
 func (x *CloseInputRequest) Reset() {
 	*x = CloseInputRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[15]
+	mi := &file_sandsea_v1_process_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1696,7 @@ func (x *CloseInputRequest) String() string {
 func (*CloseInputRequest) ProtoMessage() {}
 
 func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[15]
+	mi := &file_sandsea_v1_process_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1709,7 @@ func (x *CloseInputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseInputRequest.ProtoReflect.Descriptor instead.
 func (*CloseInputRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{15}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloseInputRequest) GetId() string {
@@ -1456,7 +1734,7 @@ type CloseInputResponse struct {
 
 func (x *CloseInputResponse) Reset() {
 	*x = CloseInputResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[16]
+	mi := &file_sandsea_v1_process_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1746,7 @@ func (x *CloseInputResponse) String() string {
 func (*CloseInputResponse) ProtoMessage() {}
 
 func (x *CloseInputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[16]
+	mi := &file_sandsea_v1_process_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1759,7 @@ func (x *CloseInputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseInputResponse.ProtoReflect.Descriptor instead.
 func (*CloseInputResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{16}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{19}
 }
 
 type SignalRequest struct {
@@ -1498,7 +1776,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[17]
+	mi := &file_sandsea_v1_process_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1788,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[17]
+	mi := &file_sandsea_v1_process_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1801,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{17}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SignalRequest) GetId() string {
@@ -1562,7 +1840,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[18]
+	mi := &file_sandsea_v1_process_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1852,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[18]
+	mi := &file_sandsea_v1_process_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1865,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{18}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{21}
 }
 
 type ListProcessesRequest struct {
@@ -1599,7 +1877,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[19]
+	mi := &file_sandsea_v1_process_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1889,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[19]
+	mi := &file_sandsea_v1_process_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1902,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{19}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListProcessesRequest) GetId() string {
@@ -1643,7 +1921,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_sandsea_v1_process_proto_msgTypes[20]
+	mi := &file_sandsea_v1_process_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1933,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_process_proto_msgTypes[20]
+	mi := &file_sandsea_v1_process_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1946,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{20}
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1678,12 +1956,541 @@ func (x *ListProcessesResponse) GetProcesses() []*Process {
 	return nil
 }
 
+// Shell is a session. Kept are working directory, exported and other variables, functions, aliases and options; not
+// kept are open descriptors, traps and the job table. In shells other than bash functions and aliases are not kept. The
+// states of all sessions of a sandbox hold 8 MiB together. A working directory that is gone costs one command, which
+// fails to start, and the session goes on in /.
+type Shell struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in its sandbox.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Absolute path of the interpreter.
+	Interpreter string                 `protobuf:"bytes,2,opt,name=interpreter,proto3" json:"interpreter,omitempty"`
+	User        string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Cwd         string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	OpenedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=opened_at,json=openedAt,proto3" json:"opened_at,omitempty"`
+	// What this interpreter cannot keep, as words: "functions", "aliases".
+	NotKept       []string `protobuf:"bytes,6,rep,name=not_kept,json=notKept,proto3" json:"not_kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shell) Reset() {
+	*x = Shell{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shell) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shell) ProtoMessage() {}
+
+func (x *Shell) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shell.ProtoReflect.Descriptor instead.
+func (*Shell) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Shell) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Shell) GetInterpreter() string {
+	if x != nil {
+		return x.Interpreter
+	}
+	return ""
+}
+
+func (x *Shell) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Shell) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *Shell) GetOpenedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OpenedAt
+	}
+	return nil
+}
+
+func (x *Shell) GetNotKept() []string {
+	if x != nil {
+		return x.NotKept
+	}
+	return nil
+}
+
+type OpenShellRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty makes one. A name in use is AlreadyExists.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Path or name of the interpreter; empty takes bash if the image has it, else sh.
+	Interpreter string            `protobuf:"bytes,3,opt,name=interpreter,proto3" json:"interpreter,omitempty"`
+	User        string            `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	Cwd         string            `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	Env         map[string]string `protobuf:"bytes,6,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	EnvMode     EnvMode           `protobuf:"varint,7,opt,name=env_mode,json=envMode,proto3,enum=sandsea.v1.EnvMode" json:"env_mode,omitempty"`
+	// Read as a login shell does (/etc/profile and the user's own) before the first command.
+	Login         bool   `protobuf:"varint,8,opt,name=login,proto3" json:"login,omitempty"`
+	Key           string `protobuf:"bytes,9,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenShellRequest) Reset() {
+	*x = OpenShellRequest{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenShellRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenShellRequest) ProtoMessage() {}
+
+func (x *OpenShellRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenShellRequest.ProtoReflect.Descriptor instead.
+func (*OpenShellRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *OpenShellRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *OpenShellRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OpenShellRequest) GetInterpreter() string {
+	if x != nil {
+		return x.Interpreter
+	}
+	return ""
+}
+
+func (x *OpenShellRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *OpenShellRequest) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *OpenShellRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *OpenShellRequest) GetEnvMode() EnvMode {
+	if x != nil {
+		return x.EnvMode
+	}
+	return EnvMode_ENV_MODE_UNSPECIFIED
+}
+
+func (x *OpenShellRequest) GetLogin() bool {
+	if x != nil {
+		return x.Login
+	}
+	return false
+}
+
+func (x *OpenShellRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type OpenShellResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shell         *Shell                 `protobuf:"bytes,1,opt,name=shell,proto3" json:"shell,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenShellResponse) Reset() {
+	*x = OpenShellResponse{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenShellResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenShellResponse) ProtoMessage() {}
+
+func (x *OpenShellResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenShellResponse.ProtoReflect.Descriptor instead.
+func (*OpenShellResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *OpenShellResponse) GetShell() *Shell {
+	if x != nil {
+		return x.Shell
+	}
+	return nil
+}
+
+type RunInShellRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Shell string                 `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"`
+	// Any piece of script, at most 1 MiB: several lines, a heredoc, a comment, nothing.
+	Script string `protobuf:"bytes,3,opt,name=script,proto3" json:"script,omitempty"`
+	// Absent: end of file at once.
+	Stdin       []byte `protobuf:"bytes,4,opt,name=stdin,proto3,oneof" json:"stdin,omitempty"`
+	MergeStderr bool   `protobuf:"varint,5,opt,name=merge_stderr,json=mergeStderr,proto3" json:"merge_stderr,omitempty"`
+	// 0 means no limit. A time-out kills the command's tree; the session keeps the state from before the command.
+	TimeoutMs int64 `protobuf:"varint,6,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// As in RunRequest.
+	MaxOutputBytes int64    `protobuf:"varint,7,opt,name=max_output_bytes,json=maxOutputBytes,proto3" json:"max_output_bytes,omitempty"`
+	Overflow       Overflow `protobuf:"varint,8,opt,name=overflow,proto3,enum=sandsea.v1.Overflow" json:"overflow,omitempty"`
+	Key            string   `protobuf:"bytes,9,opt,name=key,proto3" json:"key,omitempty"`
+	Note           []byte   `protobuf:"bytes,10,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RunInShellRequest) Reset() {
+	*x = RunInShellRequest{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunInShellRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunInShellRequest) ProtoMessage() {}
+
+func (x *RunInShellRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunInShellRequest.ProtoReflect.Descriptor instead.
+func (*RunInShellRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *RunInShellRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RunInShellRequest) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+func (x *RunInShellRequest) GetScript() string {
+	if x != nil {
+		return x.Script
+	}
+	return ""
+}
+
+func (x *RunInShellRequest) GetStdin() []byte {
+	if x != nil {
+		return x.Stdin
+	}
+	return nil
+}
+
+func (x *RunInShellRequest) GetMergeStderr() bool {
+	if x != nil {
+		return x.MergeStderr
+	}
+	return false
+}
+
+func (x *RunInShellRequest) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *RunInShellRequest) GetMaxOutputBytes() int64 {
+	if x != nil {
+		return x.MaxOutputBytes
+	}
+	return 0
+}
+
+func (x *RunInShellRequest) GetOverflow() Overflow {
+	if x != nil {
+		return x.Overflow
+	}
+	return Overflow_OVERFLOW_UNSPECIFIED
+}
+
+func (x *RunInShellRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *RunInShellRequest) GetNote() []byte {
+	if x != nil {
+		return x.Note
+	}
+	return nil
+}
+
+type RunInShellResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Run   *RunResponse           `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	// The session after the command.
+	Shell *Shell `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"`
+	// The script could not be parsed; nothing of it was run.
+	SyntaxError bool `protobuf:"varint,3,opt,name=syntax_error,json=syntaxError,proto3" json:"syntax_error,omitempty"`
+	// The command ended without handing its state over (exec, kill -9 $$, a time-out) or left more than 1 MiB of it: the
+	// session is as before it.
+	StateLost     bool `protobuf:"varint,4,opt,name=state_lost,json=stateLost,proto3" json:"state_lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunInShellResponse) Reset() {
+	*x = RunInShellResponse{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunInShellResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunInShellResponse) ProtoMessage() {}
+
+func (x *RunInShellResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunInShellResponse.ProtoReflect.Descriptor instead.
+func (*RunInShellResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RunInShellResponse) GetRun() *RunResponse {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *RunInShellResponse) GetShell() *Shell {
+	if x != nil {
+		return x.Shell
+	}
+	return nil
+}
+
+func (x *RunInShellResponse) GetSyntaxError() bool {
+	if x != nil {
+		return x.SyntaxError
+	}
+	return false
+}
+
+func (x *RunInShellResponse) GetStateLost() bool {
+	if x != nil {
+		return x.StateLost
+	}
+	return false
+}
+
+type CloseShellRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Shell         string                 `protobuf:"bytes,2,opt,name=shell,proto3" json:"shell,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseShellRequest) Reset() {
+	*x = CloseShellRequest{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseShellRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseShellRequest) ProtoMessage() {}
+
+func (x *CloseShellRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseShellRequest.ProtoReflect.Descriptor instead.
+func (*CloseShellRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CloseShellRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CloseShellRequest) GetShell() string {
+	if x != nil {
+		return x.Shell
+	}
+	return ""
+}
+
+type CloseShellResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseShellResponse) Reset() {
+	*x = CloseShellResponse{}
+	mi := &file_sandsea_v1_process_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseShellResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseShellResponse) ProtoMessage() {}
+
+func (x *CloseShellResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_process_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseShellResponse.ProtoReflect.Descriptor instead.
+func (*CloseShellResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_process_proto_rawDescGZIP(), []int{30}
+}
+
 var File_sandsea_v1_process_proto protoreflect.FileDescriptor
 
 const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\n" +
 	"\x18sandsea/v1/process.proto\x12\n" +
-	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x02\n" +
+	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"<\n" +
+	"\fTerminalSize\x12\x18\n" +
+	"\acolumns\x18\x01 \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\rR\x04rows\"\xcf\x02\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12.\n" +
 	"\x03env\x18\x02 \x03(\v2\x1c.sandsea.v1.Command.EnvEntryR\x03env\x12.\n" +
@@ -1692,14 +2499,15 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x03cwd\x18\x05 \x01(\tR\x03cwd\x12!\n" +
 	"\fmerge_stderr\x18\x06 \x01(\bR\vmergeStderr\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x1a6\n" +
+	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x120\n" +
+	"\boverflow\x18\b \x01(\x0e2\x14.sandsea.v1.OverflowR\boverflow\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"R\n" +
 	"\fStartFailure\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
-	"\x05errno\x18\x03 \x01(\x05R\x05errno\"\xe6\x03\n" +
+	"\x05errno\x18\x03 \x01(\x05R\x05errno\"\x8f\x04\n" +
 	"\x06Result\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x1f\n" +
@@ -1718,7 +2526,8 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\vinfra_error\x18\r \x01(\tR\n" +
 	"infraError\x12\x1b\n" +
 	"\tpaused_us\x18\x0e \x01(\x03R\bpausedUs\x12\x1a\n" +
-	"\breplayed\x18\x0f \x01(\bR\breplayed\"\xd8\x02\n" +
+	"\breplayed\x18\x0f \x01(\bR\breplayed\x12'\n" +
+	"\x0foutput_exceeded\x18\x10 \x01(\bR\x0eoutputExceeded\"\xa4\x03\n" +
 	"\aProcess\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x12-\n" +
 	"\acommand\x18\x02 \x01(\v2\x13.sandsea.v1.CommandR\acommand\x12.\n" +
@@ -1729,7 +2538,10 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x06result\x18\x06 \x01(\v2\x12.sandsea.v1.ResultR\x06result\x12\x19\n" +
 	"\bhost_pid\x18\a \x01(\x03R\ahostPid\x12\x1d\n" +
 	"\n" +
-	"input_open\x18\b \x01(\bR\tinputOpen\"\xc0\x01\n" +
+	"input_open\x18\b \x01(\bR\tinputOpen\x124\n" +
+	"\bterminal\x18\t \x01(\v2\x18.sandsea.v1.TerminalSizeR\bterminal\x12\x14\n" +
+	"\x05shell\x18\n" +
+	" \x01(\tR\x05shell\"\xc0\x01\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
@@ -1747,14 +2559,16 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x10stdout_gap_bytes\x18\x05 \x01(\x03R\x0estdoutGapBytes\x12\"\n" +
 	"\rstdout_gap_at\x18\x06 \x01(\x03R\vstdoutGapAt\x12(\n" +
 	"\x10stderr_gap_bytes\x18\a \x01(\x03R\x0estderrGapBytes\x12\"\n" +
-	"\rstderr_gap_at\x18\b \x01(\x03R\vstderrGapAt\"\xa5\x01\n" +
+	"\rstderr_gap_at\x18\b \x01(\x03R\vstderrGapAt\"\xf7\x01\n" +
 	"\fStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\acommand\x18\x02 \x01(\v2\x13.sandsea.v1.CommandR\acommand\x12\x14\n" +
 	"\x05stdin\x18\x03 \x01(\bR\x05stdin\x12\x1a\n" +
 	"\bdetached\x18\x04 \x01(\bR\bdetached\x12\x10\n" +
 	"\x03key\x18\x05 \x01(\tR\x03key\x12\x12\n" +
-	"\x04note\x18\x06 \x01(\fR\x04note\"\xd0\x01\n" +
+	"\x04note\x18\x06 \x01(\fR\x04note\x124\n" +
+	"\bterminal\x18\a \x01(\v2\x18.sandsea.v1.TerminalSizeR\bterminal\x12\x1a\n" +
+	"\blossless\x18\b \x01(\bR\blossless\"\xd0\x01\n" +
 	"\fProcessEvent\x12/\n" +
 	"\astarted\x18\x01 \x01(\v2\x13.sandsea.v1.ProcessH\x00R\astarted\x12,\n" +
 	"\x04data\x18\x02 \x01(\v2\x16.sandsea.v1.OutputDataH\x00R\x04data\x12)\n" +
@@ -1771,13 +2585,14 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"?\n" +
 	"\rStartResponse\x12.\n" +
-	"\x05event\x18\x01 \x01(\v2\x18.sandsea.v1.ProcessEventR\x05event\"\x9e\x01\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.sandsea.v1.ProcessEventR\x05event\"\xba\x01\n" +
 	"\rAttachRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x03R\x06number\x12#\n" +
 	"\rstdout_offset\x18\x03 \x01(\x03R\fstdoutOffset\x12#\n" +
 	"\rstderr_offset\x18\x04 \x01(\x03R\fstderrOffset\x12\x1b\n" +
-	"\tno_follow\x18\x05 \x01(\bR\bnoFollow\"@\n" +
+	"\tno_follow\x18\x05 \x01(\bR\bnoFollow\x12\x1a\n" +
+	"\blossless\x18\x06 \x01(\bR\blossless\"@\n" +
 	"\x0eAttachResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\v2\x18.sandsea.v1.ProcessEventR\x05event\"f\n" +
 	"\x10SendInputRequest\x12\x0e\n" +
@@ -1787,7 +2602,12 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"4\n" +
 	"\x11SendInputResponse\x12\x1f\n" +
 	"\vnext_offset\x18\x01 \x01(\x03R\n" +
-	"nextOffset\";\n" +
+	"nextOffset\"h\n" +
+	"\x10ResizeTTYRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x03R\x06number\x12,\n" +
+	"\x04size\x18\x03 \x01(\v2\x18.sandsea.v1.TerminalSizeR\x04size\"\x13\n" +
+	"\x11ResizeTTYResponse\";\n" +
 	"\x11CloseInputRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x03R\x06number\"\x14\n" +
@@ -1801,11 +2621,63 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x14ListProcessesRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"J\n" +
 	"\x15ListProcessesResponse\x121\n" +
-	"\tprocesses\x18\x01 \x03(\v2\x13.sandsea.v1.ProcessR\tprocesses*M\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x13.sandsea.v1.ProcessR\tprocesses\"\xb7\x01\n" +
+	"\x05Shell\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vinterpreter\x18\x02 \x01(\tR\vinterpreter\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x10\n" +
+	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x127\n" +
+	"\topened_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bopenedAt\x12\x19\n" +
+	"\bnot_kept\x18\x06 \x03(\tR\anotKept\"\xc7\x02\n" +
+	"\x10OpenShellRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vinterpreter\x18\x03 \x01(\tR\vinterpreter\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
+	"\x03cwd\x18\x05 \x01(\tR\x03cwd\x127\n" +
+	"\x03env\x18\x06 \x03(\v2%.sandsea.v1.OpenShellRequest.EnvEntryR\x03env\x12.\n" +
+	"\benv_mode\x18\a \x01(\x0e2\x13.sandsea.v1.EnvModeR\aenvMode\x12\x14\n" +
+	"\x05login\x18\b \x01(\bR\x05login\x12\x10\n" +
+	"\x03key\x18\t \x01(\tR\x03key\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"<\n" +
+	"\x11OpenShellResponse\x12'\n" +
+	"\x05shell\x18\x01 \x01(\v2\x11.sandsea.v1.ShellR\x05shell\"\xba\x02\n" +
+	"\x11RunInShellRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x16\n" +
+	"\x06script\x18\x03 \x01(\tR\x06script\x12\x19\n" +
+	"\x05stdin\x18\x04 \x01(\fH\x00R\x05stdin\x88\x01\x01\x12!\n" +
+	"\fmerge_stderr\x18\x05 \x01(\bR\vmergeStderr\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x06 \x01(\x03R\ttimeoutMs\x12(\n" +
+	"\x10max_output_bytes\x18\a \x01(\x03R\x0emaxOutputBytes\x120\n" +
+	"\boverflow\x18\b \x01(\x0e2\x14.sandsea.v1.OverflowR\boverflow\x12\x10\n" +
+	"\x03key\x18\t \x01(\tR\x03key\x12\x12\n" +
+	"\x04note\x18\n" +
+	" \x01(\fR\x04noteB\b\n" +
+	"\x06_stdin\"\xaa\x01\n" +
+	"\x12RunInShellResponse\x12)\n" +
+	"\x03run\x18\x01 \x01(\v2\x17.sandsea.v1.RunResponseR\x03run\x12'\n" +
+	"\x05shell\x18\x02 \x01(\v2\x11.sandsea.v1.ShellR\x05shell\x12!\n" +
+	"\fsyntax_error\x18\x03 \x01(\bR\vsyntaxError\x12\x1d\n" +
+	"\n" +
+	"state_lost\x18\x04 \x01(\bR\tstateLost\"9\n" +
+	"\x11CloseShellRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05shell\x18\x02 \x01(\tR\x05shell\"\x14\n" +
+	"\x12CloseShellResponse*M\n" +
 	"\aEnvMode\x12\x18\n" +
 	"\x14ENV_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eENV_MODE_MERGE\x10\x01\x12\x14\n" +
-	"\x10ENV_MODE_REPLACE\x10\x02*|\n" +
+	"\x10ENV_MODE_REPLACE\x10\x02*u\n" +
+	"\bOverflow\x12\x18\n" +
+	"\x14OVERFLOW_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12OVERFLOW_HEAD_TAIL\x10\x01\x12\x11\n" +
+	"\rOVERFLOW_TAIL\x10\x02\x12\x11\n" +
+	"\rOVERFLOW_HEAD\x10\x03\x12\x11\n" +
+	"\rOVERFLOW_FAIL\x10\x04*|\n" +
 	"\fProcessState\x12\x1d\n" +
 	"\x19PROCESS_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15PROCESS_STATE_RUNNING\x10\x01\x12\x18\n" +
@@ -1814,7 +2686,7 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\x06Stream\x12\x16\n" +
 	"\x12STREAM_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
-	"\rSTREAM_STDERR\x10\x022\xf0\x03\n" +
+	"\rSTREAM_STDERR\x10\x022\x9e\x06\n" +
 	"\x0eProcessService\x126\n" +
 	"\x03Run\x12\x16.sandsea.v1.RunRequest\x1a\x17.sandsea.v1.RunResponse\x12>\n" +
 	"\x05Start\x12\x18.sandsea.v1.StartRequest\x1a\x19.sandsea.v1.StartResponse0\x01\x12A\n" +
@@ -1822,8 +2694,14 @@ const file_sandsea_v1_process_proto_rawDesc = "" +
 	"\tSendInput\x12\x1c.sandsea.v1.SendInputRequest\x1a\x1d.sandsea.v1.SendInputResponse\x12K\n" +
 	"\n" +
 	"CloseInput\x12\x1d.sandsea.v1.CloseInputRequest\x1a\x1e.sandsea.v1.CloseInputResponse\x12?\n" +
-	"\x06Signal\x12\x19.sandsea.v1.SignalRequest\x1a\x1a.sandsea.v1.SignalResponse\x12K\n" +
-	"\x04List\x12 .sandsea.v1.ListProcessesRequest\x1a!.sandsea.v1.ListProcessesResponseB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
+	"\x06Signal\x12\x19.sandsea.v1.SignalRequest\x1a\x1a.sandsea.v1.SignalResponse\x12H\n" +
+	"\tResizeTTY\x12\x1c.sandsea.v1.ResizeTTYRequest\x1a\x1d.sandsea.v1.ResizeTTYResponse\x12K\n" +
+	"\x04List\x12 .sandsea.v1.ListProcessesRequest\x1a!.sandsea.v1.ListProcessesResponse\x12H\n" +
+	"\tOpenShell\x12\x1c.sandsea.v1.OpenShellRequest\x1a\x1d.sandsea.v1.OpenShellResponse\x12K\n" +
+	"\n" +
+	"RunInShell\x12\x1d.sandsea.v1.RunInShellRequest\x1a\x1e.sandsea.v1.RunInShellResponse\x12K\n" +
+	"\n" +
+	"CloseShell\x12\x1d.sandsea.v1.CloseShellRequest\x1a\x1e.sandsea.v1.CloseShellResponseB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
 
 var (
 	file_sandsea_v1_process_proto_rawDescOnce sync.Once
@@ -1837,76 +2715,107 @@ func file_sandsea_v1_process_proto_rawDescGZIP() []byte {
 	return file_sandsea_v1_process_proto_rawDescData
 }
 
-var file_sandsea_v1_process_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sandsea_v1_process_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_sandsea_v1_process_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sandsea_v1_process_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_sandsea_v1_process_proto_goTypes = []any{
 	(EnvMode)(0),                  // 0: sandsea.v1.EnvMode
-	(ProcessState)(0),             // 1: sandsea.v1.ProcessState
-	(Stream)(0),                   // 2: sandsea.v1.Stream
-	(*Command)(nil),               // 3: sandsea.v1.Command
-	(*StartFailure)(nil),          // 4: sandsea.v1.StartFailure
-	(*Result)(nil),                // 5: sandsea.v1.Result
-	(*Process)(nil),               // 6: sandsea.v1.Process
-	(*RunRequest)(nil),            // 7: sandsea.v1.RunRequest
-	(*RunResponse)(nil),           // 8: sandsea.v1.RunResponse
-	(*StartRequest)(nil),          // 9: sandsea.v1.StartRequest
-	(*ProcessEvent)(nil),          // 10: sandsea.v1.ProcessEvent
-	(*OutputData)(nil),            // 11: sandsea.v1.OutputData
-	(*OutputGap)(nil),             // 12: sandsea.v1.OutputGap
-	(*StartResponse)(nil),         // 13: sandsea.v1.StartResponse
-	(*AttachRequest)(nil),         // 14: sandsea.v1.AttachRequest
-	(*AttachResponse)(nil),        // 15: sandsea.v1.AttachResponse
-	(*SendInputRequest)(nil),      // 16: sandsea.v1.SendInputRequest
-	(*SendInputResponse)(nil),     // 17: sandsea.v1.SendInputResponse
-	(*CloseInputRequest)(nil),     // 18: sandsea.v1.CloseInputRequest
-	(*CloseInputResponse)(nil),    // 19: sandsea.v1.CloseInputResponse
-	(*SignalRequest)(nil),         // 20: sandsea.v1.SignalRequest
-	(*SignalResponse)(nil),        // 21: sandsea.v1.SignalResponse
-	(*ListProcessesRequest)(nil),  // 22: sandsea.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 23: sandsea.v1.ListProcessesResponse
-	nil,                           // 24: sandsea.v1.Command.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(Overflow)(0),                 // 1: sandsea.v1.Overflow
+	(ProcessState)(0),             // 2: sandsea.v1.ProcessState
+	(Stream)(0),                   // 3: sandsea.v1.Stream
+	(*TerminalSize)(nil),          // 4: sandsea.v1.TerminalSize
+	(*Command)(nil),               // 5: sandsea.v1.Command
+	(*StartFailure)(nil),          // 6: sandsea.v1.StartFailure
+	(*Result)(nil),                // 7: sandsea.v1.Result
+	(*Process)(nil),               // 8: sandsea.v1.Process
+	(*RunRequest)(nil),            // 9: sandsea.v1.RunRequest
+	(*RunResponse)(nil),           // 10: sandsea.v1.RunResponse
+	(*StartRequest)(nil),          // 11: sandsea.v1.StartRequest
+	(*ProcessEvent)(nil),          // 12: sandsea.v1.ProcessEvent
+	(*OutputData)(nil),            // 13: sandsea.v1.OutputData
+	(*OutputGap)(nil),             // 14: sandsea.v1.OutputGap
+	(*StartResponse)(nil),         // 15: sandsea.v1.StartResponse
+	(*AttachRequest)(nil),         // 16: sandsea.v1.AttachRequest
+	(*AttachResponse)(nil),        // 17: sandsea.v1.AttachResponse
+	(*SendInputRequest)(nil),      // 18: sandsea.v1.SendInputRequest
+	(*SendInputResponse)(nil),     // 19: sandsea.v1.SendInputResponse
+	(*ResizeTTYRequest)(nil),      // 20: sandsea.v1.ResizeTTYRequest
+	(*ResizeTTYResponse)(nil),     // 21: sandsea.v1.ResizeTTYResponse
+	(*CloseInputRequest)(nil),     // 22: sandsea.v1.CloseInputRequest
+	(*CloseInputResponse)(nil),    // 23: sandsea.v1.CloseInputResponse
+	(*SignalRequest)(nil),         // 24: sandsea.v1.SignalRequest
+	(*SignalResponse)(nil),        // 25: sandsea.v1.SignalResponse
+	(*ListProcessesRequest)(nil),  // 26: sandsea.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil), // 27: sandsea.v1.ListProcessesResponse
+	(*Shell)(nil),                 // 28: sandsea.v1.Shell
+	(*OpenShellRequest)(nil),      // 29: sandsea.v1.OpenShellRequest
+	(*OpenShellResponse)(nil),     // 30: sandsea.v1.OpenShellResponse
+	(*RunInShellRequest)(nil),     // 31: sandsea.v1.RunInShellRequest
+	(*RunInShellResponse)(nil),    // 32: sandsea.v1.RunInShellResponse
+	(*CloseShellRequest)(nil),     // 33: sandsea.v1.CloseShellRequest
+	(*CloseShellResponse)(nil),    // 34: sandsea.v1.CloseShellResponse
+	nil,                           // 35: sandsea.v1.Command.EnvEntry
+	nil,                           // 36: sandsea.v1.OpenShellRequest.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
 }
 var file_sandsea_v1_process_proto_depIdxs = []int32{
-	24, // 0: sandsea.v1.Command.env:type_name -> sandsea.v1.Command.EnvEntry
+	35, // 0: sandsea.v1.Command.env:type_name -> sandsea.v1.Command.EnvEntry
 	0,  // 1: sandsea.v1.Command.env_mode:type_name -> sandsea.v1.EnvMode
-	4,  // 2: sandsea.v1.Result.start_failure:type_name -> sandsea.v1.StartFailure
-	3,  // 3: sandsea.v1.Process.command:type_name -> sandsea.v1.Command
-	1,  // 4: sandsea.v1.Process.state:type_name -> sandsea.v1.ProcessState
-	25, // 5: sandsea.v1.Process.started_at:type_name -> google.protobuf.Timestamp
-	25, // 6: sandsea.v1.Process.ended_at:type_name -> google.protobuf.Timestamp
-	5,  // 7: sandsea.v1.Process.result:type_name -> sandsea.v1.Result
-	3,  // 8: sandsea.v1.RunRequest.command:type_name -> sandsea.v1.Command
-	5,  // 9: sandsea.v1.RunResponse.result:type_name -> sandsea.v1.Result
-	3,  // 10: sandsea.v1.StartRequest.command:type_name -> sandsea.v1.Command
-	6,  // 11: sandsea.v1.ProcessEvent.started:type_name -> sandsea.v1.Process
-	11, // 12: sandsea.v1.ProcessEvent.data:type_name -> sandsea.v1.OutputData
-	12, // 13: sandsea.v1.ProcessEvent.gap:type_name -> sandsea.v1.OutputGap
-	6,  // 14: sandsea.v1.ProcessEvent.exited:type_name -> sandsea.v1.Process
-	2,  // 15: sandsea.v1.OutputData.stream:type_name -> sandsea.v1.Stream
-	2,  // 16: sandsea.v1.OutputGap.stream:type_name -> sandsea.v1.Stream
-	10, // 17: sandsea.v1.StartResponse.event:type_name -> sandsea.v1.ProcessEvent
-	10, // 18: sandsea.v1.AttachResponse.event:type_name -> sandsea.v1.ProcessEvent
-	6,  // 19: sandsea.v1.ListProcessesResponse.processes:type_name -> sandsea.v1.Process
-	7,  // 20: sandsea.v1.ProcessService.Run:input_type -> sandsea.v1.RunRequest
-	9,  // 21: sandsea.v1.ProcessService.Start:input_type -> sandsea.v1.StartRequest
-	14, // 22: sandsea.v1.ProcessService.Attach:input_type -> sandsea.v1.AttachRequest
-	16, // 23: sandsea.v1.ProcessService.SendInput:input_type -> sandsea.v1.SendInputRequest
-	18, // 24: sandsea.v1.ProcessService.CloseInput:input_type -> sandsea.v1.CloseInputRequest
-	20, // 25: sandsea.v1.ProcessService.Signal:input_type -> sandsea.v1.SignalRequest
-	22, // 26: sandsea.v1.ProcessService.List:input_type -> sandsea.v1.ListProcessesRequest
-	8,  // 27: sandsea.v1.ProcessService.Run:output_type -> sandsea.v1.RunResponse
-	13, // 28: sandsea.v1.ProcessService.Start:output_type -> sandsea.v1.StartResponse
-	15, // 29: sandsea.v1.ProcessService.Attach:output_type -> sandsea.v1.AttachResponse
-	17, // 30: sandsea.v1.ProcessService.SendInput:output_type -> sandsea.v1.SendInputResponse
-	19, // 31: sandsea.v1.ProcessService.CloseInput:output_type -> sandsea.v1.CloseInputResponse
-	21, // 32: sandsea.v1.ProcessService.Signal:output_type -> sandsea.v1.SignalResponse
-	23, // 33: sandsea.v1.ProcessService.List:output_type -> sandsea.v1.ListProcessesResponse
-	27, // [27:34] is the sub-list for method output_type
-	20, // [20:27] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	1,  // 2: sandsea.v1.Command.overflow:type_name -> sandsea.v1.Overflow
+	6,  // 3: sandsea.v1.Result.start_failure:type_name -> sandsea.v1.StartFailure
+	5,  // 4: sandsea.v1.Process.command:type_name -> sandsea.v1.Command
+	2,  // 5: sandsea.v1.Process.state:type_name -> sandsea.v1.ProcessState
+	37, // 6: sandsea.v1.Process.started_at:type_name -> google.protobuf.Timestamp
+	37, // 7: sandsea.v1.Process.ended_at:type_name -> google.protobuf.Timestamp
+	7,  // 8: sandsea.v1.Process.result:type_name -> sandsea.v1.Result
+	4,  // 9: sandsea.v1.Process.terminal:type_name -> sandsea.v1.TerminalSize
+	5,  // 10: sandsea.v1.RunRequest.command:type_name -> sandsea.v1.Command
+	7,  // 11: sandsea.v1.RunResponse.result:type_name -> sandsea.v1.Result
+	5,  // 12: sandsea.v1.StartRequest.command:type_name -> sandsea.v1.Command
+	4,  // 13: sandsea.v1.StartRequest.terminal:type_name -> sandsea.v1.TerminalSize
+	8,  // 14: sandsea.v1.ProcessEvent.started:type_name -> sandsea.v1.Process
+	13, // 15: sandsea.v1.ProcessEvent.data:type_name -> sandsea.v1.OutputData
+	14, // 16: sandsea.v1.ProcessEvent.gap:type_name -> sandsea.v1.OutputGap
+	8,  // 17: sandsea.v1.ProcessEvent.exited:type_name -> sandsea.v1.Process
+	3,  // 18: sandsea.v1.OutputData.stream:type_name -> sandsea.v1.Stream
+	3,  // 19: sandsea.v1.OutputGap.stream:type_name -> sandsea.v1.Stream
+	12, // 20: sandsea.v1.StartResponse.event:type_name -> sandsea.v1.ProcessEvent
+	12, // 21: sandsea.v1.AttachResponse.event:type_name -> sandsea.v1.ProcessEvent
+	4,  // 22: sandsea.v1.ResizeTTYRequest.size:type_name -> sandsea.v1.TerminalSize
+	8,  // 23: sandsea.v1.ListProcessesResponse.processes:type_name -> sandsea.v1.Process
+	37, // 24: sandsea.v1.Shell.opened_at:type_name -> google.protobuf.Timestamp
+	36, // 25: sandsea.v1.OpenShellRequest.env:type_name -> sandsea.v1.OpenShellRequest.EnvEntry
+	0,  // 26: sandsea.v1.OpenShellRequest.env_mode:type_name -> sandsea.v1.EnvMode
+	28, // 27: sandsea.v1.OpenShellResponse.shell:type_name -> sandsea.v1.Shell
+	1,  // 28: sandsea.v1.RunInShellRequest.overflow:type_name -> sandsea.v1.Overflow
+	10, // 29: sandsea.v1.RunInShellResponse.run:type_name -> sandsea.v1.RunResponse
+	28, // 30: sandsea.v1.RunInShellResponse.shell:type_name -> sandsea.v1.Shell
+	9,  // 31: sandsea.v1.ProcessService.Run:input_type -> sandsea.v1.RunRequest
+	11, // 32: sandsea.v1.ProcessService.Start:input_type -> sandsea.v1.StartRequest
+	16, // 33: sandsea.v1.ProcessService.Attach:input_type -> sandsea.v1.AttachRequest
+	18, // 34: sandsea.v1.ProcessService.SendInput:input_type -> sandsea.v1.SendInputRequest
+	22, // 35: sandsea.v1.ProcessService.CloseInput:input_type -> sandsea.v1.CloseInputRequest
+	24, // 36: sandsea.v1.ProcessService.Signal:input_type -> sandsea.v1.SignalRequest
+	20, // 37: sandsea.v1.ProcessService.ResizeTTY:input_type -> sandsea.v1.ResizeTTYRequest
+	26, // 38: sandsea.v1.ProcessService.List:input_type -> sandsea.v1.ListProcessesRequest
+	29, // 39: sandsea.v1.ProcessService.OpenShell:input_type -> sandsea.v1.OpenShellRequest
+	31, // 40: sandsea.v1.ProcessService.RunInShell:input_type -> sandsea.v1.RunInShellRequest
+	33, // 41: sandsea.v1.ProcessService.CloseShell:input_type -> sandsea.v1.CloseShellRequest
+	10, // 42: sandsea.v1.ProcessService.Run:output_type -> sandsea.v1.RunResponse
+	15, // 43: sandsea.v1.ProcessService.Start:output_type -> sandsea.v1.StartResponse
+	17, // 44: sandsea.v1.ProcessService.Attach:output_type -> sandsea.v1.AttachResponse
+	19, // 45: sandsea.v1.ProcessService.SendInput:output_type -> sandsea.v1.SendInputResponse
+	23, // 46: sandsea.v1.ProcessService.CloseInput:output_type -> sandsea.v1.CloseInputResponse
+	25, // 47: sandsea.v1.ProcessService.Signal:output_type -> sandsea.v1.SignalResponse
+	21, // 48: sandsea.v1.ProcessService.ResizeTTY:output_type -> sandsea.v1.ResizeTTYResponse
+	27, // 49: sandsea.v1.ProcessService.List:output_type -> sandsea.v1.ListProcessesResponse
+	30, // 50: sandsea.v1.ProcessService.OpenShell:output_type -> sandsea.v1.OpenShellResponse
+	32, // 51: sandsea.v1.ProcessService.RunInShell:output_type -> sandsea.v1.RunInShellResponse
+	34, // 52: sandsea.v1.ProcessService.CloseShell:output_type -> sandsea.v1.CloseShellResponse
+	42, // [42:53] is the sub-list for method output_type
+	31, // [31:42] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_sandsea_v1_process_proto_init() }
@@ -1914,20 +2823,21 @@ func file_sandsea_v1_process_proto_init() {
 	if File_sandsea_v1_process_proto != nil {
 		return
 	}
-	file_sandsea_v1_process_proto_msgTypes[4].OneofWrappers = []any{}
-	file_sandsea_v1_process_proto_msgTypes[7].OneofWrappers = []any{
+	file_sandsea_v1_process_proto_msgTypes[5].OneofWrappers = []any{}
+	file_sandsea_v1_process_proto_msgTypes[8].OneofWrappers = []any{
 		(*ProcessEvent_Started)(nil),
 		(*ProcessEvent_Data)(nil),
 		(*ProcessEvent_Gap)(nil),
 		(*ProcessEvent_Exited)(nil),
 	}
+	file_sandsea_v1_process_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandsea_v1_process_proto_rawDesc), len(file_sandsea_v1_process_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   22,
+			NumEnums:      4,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

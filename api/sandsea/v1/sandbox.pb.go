@@ -128,6 +128,56 @@ func (SandboxState) EnumDescriptor() ([]byte, []int) {
 	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{1}
 }
 
+type NetworkProtocol int32
+
+const (
+	// Same as TCP.
+	NetworkProtocol_NETWORK_PROTOCOL_UNSPECIFIED NetworkProtocol = 0
+	NetworkProtocol_NETWORK_PROTOCOL_TCP         NetworkProtocol = 1
+	NetworkProtocol_NETWORK_PROTOCOL_UDP         NetworkProtocol = 2
+)
+
+// Enum value maps for NetworkProtocol.
+var (
+	NetworkProtocol_name = map[int32]string{
+		0: "NETWORK_PROTOCOL_UNSPECIFIED",
+		1: "NETWORK_PROTOCOL_TCP",
+		2: "NETWORK_PROTOCOL_UDP",
+	}
+	NetworkProtocol_value = map[string]int32{
+		"NETWORK_PROTOCOL_UNSPECIFIED": 0,
+		"NETWORK_PROTOCOL_TCP":         1,
+		"NETWORK_PROTOCOL_UDP":         2,
+	}
+)
+
+func (x NetworkProtocol) Enum() *NetworkProtocol {
+	p := new(NetworkProtocol)
+	*p = x
+	return p
+}
+
+func (x NetworkProtocol) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NetworkProtocol) Descriptor() protoreflect.EnumDescriptor {
+	return file_sandsea_v1_sandbox_proto_enumTypes[2].Descriptor()
+}
+
+func (NetworkProtocol) Type() protoreflect.EnumType {
+	return &file_sandsea_v1_sandbox_proto_enumTypes[2]
+}
+
+func (x NetworkProtocol) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NetworkProtocol.Descriptor instead.
+func (NetworkProtocol) EnumDescriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{2}
+}
+
 type EntrypointMode int32
 
 const (
@@ -168,11 +218,11 @@ func (x EntrypointMode) String() string {
 }
 
 func (EntrypointMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandsea_v1_sandbox_proto_enumTypes[2].Descriptor()
+	return file_sandsea_v1_sandbox_proto_enumTypes[3].Descriptor()
 }
 
 func (EntrypointMode) Type() protoreflect.EnumType {
-	return &file_sandsea_v1_sandbox_proto_enumTypes[2]
+	return &file_sandsea_v1_sandbox_proto_enumTypes[3]
 }
 
 func (x EntrypointMode) Number() protoreflect.EnumNumber {
@@ -181,7 +231,7 @@ func (x EntrypointMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EntrypointMode.Descriptor instead.
 func (EntrypointMode) EnumDescriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{2}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
 // Environment says what the root file system is made of, lowest first: base, workspace, toolkits. Each is the name or
@@ -345,10 +395,30 @@ func (x *Limits) GetOutputBytes() int64 {
 	return 0
 }
 
-// NetworkPolicy names package services that may be reached. Everything else is rejected.
+// NetworkPolicy says what may leave a sandbox and what it sees of the world. Everything that no rule allows is rejected.
+// docs/NETWORK.md has the order of evaluation.
 type NetworkPolicy struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Services      map[string]bool        `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Package services by name (pypi, npm, golang, crates, debian, maven, rubygems), allowed or rejected in every phase,
+	// before its rules.
+	Services map[string]bool `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// At most 16. None: one phase "default", in which services alone decide.
+	Phases []*NetworkPhase `protobuf:"bytes,2,rep,name=phases,proto3" json:"phases,omitempty"`
+	// The phase in force at creation; empty takes the first.
+	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	// The world as of that moment: what package services published later does not exist. Holds in phases that set none.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Packages that do not exist, "<service>:<name>" or "<service>:<name>@<version>", and repositories,
+	// "git:<host>/<path>", under every alias of theirs; "*" is one segment of a path, "git:host/*/name" all forks by that
+	// name. Holds in every phase. At most 256.
+	Deny []string `protobuf:"bytes,5,rep,name=deny,proto3" json:"deny,omitempty"`
+	// Aether ends TLS with a certificate authority of this sandbox alone: rules then also see what is asked of a package
+	// service by its own host name, and secrets can be injected.
+	InspectTls bool           `protobuf:"varint,6,opt,name=inspect_tls,json=inspectTls,proto3" json:"inspect_tls,omitempty"`
+	Limits     *NetworkLimits `protobuf:"bytes,7,opt,name=limits,proto3" json:"limits,omitempty"`
+	// "<service>:<name>@<version>": versions that exist although nobody says when they were published. Where as_of is set,
+	// a version without a date exists only if it stands here. At most 4096.
+	Pin           []string `protobuf:"bytes,8,rep,name=pin,proto3" json:"pin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -390,6 +460,410 @@ func (x *NetworkPolicy) GetServices() map[string]bool {
 	return nil
 }
 
+func (x *NetworkPolicy) GetPhases() []*NetworkPhase {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+func (x *NetworkPolicy) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *NetworkPolicy) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *NetworkPolicy) GetDeny() []string {
+	if x != nil {
+		return x.Deny
+	}
+	return nil
+}
+
+func (x *NetworkPolicy) GetInspectTls() bool {
+	if x != nil {
+		return x.InspectTls
+	}
+	return false
+}
+
+func (x *NetworkPolicy) GetLimits() *NetworkLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *NetworkPolicy) GetPin() []string {
+	if x != nil {
+		return x.Pin
+	}
+	return nil
+}
+
+// NetworkLimits of one sandbox; 0 takes the node's.
+type NetworkLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes, both ways together, over the sandbox's life.
+	Bytes int64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Connections open at once.
+	Flows int32 `protobuf:"varint,2,opt,name=flows,proto3" json:"flows,omitempty"`
+	// Questions to the resolver in a second.
+	DnsPerSecond  int32 `protobuf:"varint,3,opt,name=dns_per_second,json=dnsPerSecond,proto3" json:"dns_per_second,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkLimits) Reset() {
+	*x = NetworkLimits{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkLimits) ProtoMessage() {}
+
+func (x *NetworkLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkLimits.ProtoReflect.Descriptor instead.
+func (*NetworkLimits) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NetworkLimits) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *NetworkLimits) GetFlows() int32 {
+	if x != nil {
+		return x.Flows
+	}
+	return 0
+}
+
+func (x *NetworkLimits) GetDnsPerSecond() int32 {
+	if x != nil {
+		return x.DnsPerSecond
+	}
+	return 0
+}
+
+// NetworkPhase is what holds while a task is at one of its stages, such as build, agent or grade. Phases are changed from
+// outside only.
+type NetworkPhase struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Letters, digits, "-" and "_", at most 64.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The first that matches decides. At most 256.
+	Rules []*NetworkRule `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Instead of the policy's.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Beside the policy's.
+	Deny []string `protobuf:"bytes,4,rep,name=deny,proto3" json:"deny,omitempty"`
+	// Ports that endpoints may reach; none given: all.
+	Inbound []*PortRange `protobuf:"bytes,5,rep,name=inbound,proto3" json:"inbound,omitempty"`
+	// Endpoints reach no port.
+	InboundClosed bool `protobuf:"varint,6,opt,name=inbound_closed,json=inboundClosed,proto3" json:"inbound_closed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkPhase) Reset() {
+	*x = NetworkPhase{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkPhase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkPhase) ProtoMessage() {}
+
+func (x *NetworkPhase) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkPhase.ProtoReflect.Descriptor instead.
+func (*NetworkPhase) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NetworkPhase) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkPhase) GetRules() []*NetworkRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *NetworkPhase) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *NetworkPhase) GetDeny() []string {
+	if x != nil {
+		return x.Deny
+	}
+	return nil
+}
+
+func (x *NetworkPhase) GetInbound() []*PortRange {
+	if x != nil {
+		return x.Inbound
+	}
+	return nil
+}
+
+func (x *NetworkPhase) GetInboundClosed() bool {
+	if x != nil {
+		return x.InboundClosed
+	}
+	return false
+}
+
+type NetworkRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For the flow log and messages; empty takes what it allows, as "domain example.org".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Rejects what it matches instead of allowing it: without ports every port, without a protocol both.
+	Reject bool `protobuf:"varint,2,opt,name=reject,proto3" json:"reject,omitempty"`
+	// Types that are valid to be assigned to Target:
+	//
+	//	*NetworkRule_Domain
+	//	*NetworkRule_Cidr
+	//	*NetworkRule_Service
+	Target isNetworkRule_Target `protobuf_oneof:"target"`
+	// None: 80 and 443 for a domain, every port for a cidr. A service takes none.
+	Ports    []*PortRange    `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	Protocol NetworkProtocol `protobuf:"varint,7,opt,name=protocol,proto3,enum=sandsea.v1.NetworkProtocol" json:"protocol,omitempty"`
+	// Name of a secret of the operator's that Aether adds to requests which this rule allows; needs inspect_tls.
+	Secret        string `protobuf:"bytes,8,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRule) Reset() {
+	*x = NetworkRule{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRule) ProtoMessage() {}
+
+func (x *NetworkRule) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRule.ProtoReflect.Descriptor instead.
+func (*NetworkRule) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NetworkRule) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetReject() bool {
+	if x != nil {
+		return x.Reject
+	}
+	return false
+}
+
+func (x *NetworkRule) GetTarget() isNetworkRule_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *NetworkRule) GetDomain() string {
+	if x != nil {
+		if x, ok := x.Target.(*NetworkRule_Domain); ok {
+			return x.Domain
+		}
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetCidr() string {
+	if x != nil {
+		if x, ok := x.Target.(*NetworkRule_Cidr); ok {
+			return x.Cidr
+		}
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetService() string {
+	if x != nil {
+		if x, ok := x.Target.(*NetworkRule_Service); ok {
+			return x.Service
+		}
+	}
+	return ""
+}
+
+func (x *NetworkRule) GetPorts() []*PortRange {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *NetworkRule) GetProtocol() NetworkProtocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return NetworkProtocol_NETWORK_PROTOCOL_UNSPECIFIED
+}
+
+func (x *NetworkRule) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+type isNetworkRule_Target interface {
+	isNetworkRule_Target()
+}
+
+type NetworkRule_Domain struct {
+	// "example.org" is that name alone; "*.example.org" every name below it, at any depth, not itself; "*" every name.
+	Domain string `protobuf:"bytes,3,opt,name=domain,proto3,oneof"`
+}
+
+type NetworkRule_Cidr struct {
+	// An address or a network, "192.0.2.7" or "2001:db8::/32". Allowing opens no name; rejecting also rejects names that
+	// resolve into it.
+	Cidr string `protobuf:"bytes,4,opt,name=cidr,proto3,oneof"`
+}
+
+type NetworkRule_Service struct {
+	// A package service, or "git:<host>/<path>" for clones of one repository or of all below a path.
+	Service string `protobuf:"bytes,5,opt,name=service,proto3,oneof"`
+}
+
+func (*NetworkRule_Domain) isNetworkRule_Target() {}
+
+func (*NetworkRule_Cidr) isNetworkRule_Target() {}
+
+func (*NetworkRule_Service) isNetworkRule_Target() {}
+
+// PortRange is first to last, both included; last 0 means first alone.
+type PortRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         int32                  `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          int32                  `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortRange) Reset() {
+	*x = PortRange{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortRange) ProtoMessage() {}
+
+func (x *PortRange) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
+func (*PortRange) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PortRange) GetFirst() int32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PortRange) GetLast() int32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
 type Entrypoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Mode          EntrypointMode         `protobuf:"varint,1,opt,name=mode,proto3,enum=sandsea.v1.EntrypointMode" json:"mode,omitempty"`
@@ -400,7 +874,7 @@ type Entrypoint struct {
 
 func (x *Entrypoint) Reset() {
 	*x = Entrypoint{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[3]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -412,7 +886,7 @@ func (x *Entrypoint) String() string {
 func (*Entrypoint) ProtoMessage() {}
 
 func (x *Entrypoint) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[3]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -425,7 +899,7 @@ func (x *Entrypoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entrypoint.ProtoReflect.Descriptor instead.
 func (*Entrypoint) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Entrypoint) GetMode() EntrypointMode {
@@ -453,7 +927,7 @@ type Parent struct {
 
 func (x *Parent) Reset() {
 	*x = Parent{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[4]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +939,7 @@ func (x *Parent) String() string {
 func (*Parent) ProtoMessage() {}
 
 func (x *Parent) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[4]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +952,7 @@ func (x *Parent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parent.ProtoReflect.Descriptor instead.
 func (*Parent) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Parent) GetId() string {
@@ -530,7 +1004,7 @@ type SandboxSpec struct {
 
 func (x *SandboxSpec) Reset() {
 	*x = SandboxSpec{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[5]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +1016,7 @@ func (x *SandboxSpec) String() string {
 func (*SandboxSpec) ProtoMessage() {}
 
 func (x *SandboxSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[5]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +1029,7 @@ func (x *SandboxSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxSpec.ProtoReflect.Descriptor instead.
 func (*SandboxSpec) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SandboxSpec) GetBackend() Backend {
@@ -695,7 +1169,7 @@ type Enforcement struct {
 
 func (x *Enforcement) Reset() {
 	*x = Enforcement{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[6]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +1181,7 @@ func (x *Enforcement) String() string {
 func (*Enforcement) ProtoMessage() {}
 
 func (x *Enforcement) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[6]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +1194,7 @@ func (x *Enforcement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Enforcement.ProtoReflect.Descriptor instead.
 func (*Enforcement) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Enforcement) GetName() string {
@@ -752,7 +1226,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[7]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +1238,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[7]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +1251,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *End) GetCause() string {
@@ -816,13 +1290,18 @@ type Usage struct {
 	Pids            int64                  `protobuf:"varint,4,opt,name=pids,proto3" json:"pids,omitempty"`
 	DiskBytes       int64                  `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	OutputBytes     int64                  `protobuf:"varint,6,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What crossed the sandbox's network, connections open now, and what was rejected.
+	NetSentBytes     int64 `protobuf:"varint,7,opt,name=net_sent_bytes,json=netSentBytes,proto3" json:"net_sent_bytes,omitempty"`
+	NetReceivedBytes int64 `protobuf:"varint,8,opt,name=net_received_bytes,json=netReceivedBytes,proto3" json:"net_received_bytes,omitempty"`
+	NetFlows         int64 `protobuf:"varint,9,opt,name=net_flows,json=netFlows,proto3" json:"net_flows,omitempty"`
+	NetDenied        int64 `protobuf:"varint,10,opt,name=net_denied,json=netDenied,proto3" json:"net_denied,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[8]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -834,7 +1313,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[8]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -847,7 +1326,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Usage) GetMemoryBytes() int64 {
@@ -892,6 +1371,34 @@ func (x *Usage) GetOutputBytes() int64 {
 	return 0
 }
 
+func (x *Usage) GetNetSentBytes() int64 {
+	if x != nil {
+		return x.NetSentBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetNetReceivedBytes() int64 {
+	if x != nil {
+		return x.NetReceivedBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetNetFlows() int64 {
+	if x != nil {
+		return x.NetFlows
+	}
+	return 0
+}
+
+func (x *Usage) GetNetDenied() int64 {
+	if x != nil {
+		return x.NetDenied
+	}
+	return 0
+}
+
 type Sandbox struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -912,14 +1419,19 @@ type Sandbox struct {
 	// Only in answers of Get.
 	Usage *Usage `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
 	// Time since the last call or running command.
-	IdleForMs     int64 `protobuf:"varint,14,opt,name=idle_for_ms,json=idleForMs,proto3" json:"idle_for_ms,omitempty"`
+	IdleForMs int64 `protobuf:"varint,14,opt,name=idle_for_ms,json=idleForMs,proto3" json:"idle_for_ms,omitempty"`
+	// Digest of the image, or of the composition, that the environment named; and its config as commands see it.
+	ImageDigest string       `protobuf:"bytes,15,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Config      *ImageConfig `protobuf:"bytes,16,opt,name=config,proto3" json:"config,omitempty"`
+	// The phase of spec.network in force. spec.network itself is the policy in force, also after a change.
+	NetworkPhase  string `protobuf:"bytes,17,opt,name=network_phase,json=networkPhase,proto3" json:"network_phase,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[9]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1443,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[9]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1456,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1045,6 +1557,27 @@ func (x *Sandbox) GetIdleForMs() int64 {
 	return 0
 }
 
+func (x *Sandbox) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *Sandbox) GetConfig() *ImageConfig {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+func (x *Sandbox) GetNetworkPhase() string {
+	if x != nil {
+		return x.NetworkPhase
+	}
+	return ""
+}
+
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *SandboxSpec           `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -1058,7 +1591,7 @@ type CreateSandboxRequest struct {
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[10]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1603,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[10]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1616,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateSandboxRequest) GetSpec() *SandboxSpec {
@@ -1116,7 +1649,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[11]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1661,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[11]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1674,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -1156,15 +1689,17 @@ type CreateBatchRequest struct {
 	Spec  *SandboxSpec           `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Count int32                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	// Item i uses the key "<key>/<i>"; empty means no keys.
-	Key            string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
-	ReadyTimeoutMs int64  `protobuf:"varint,4,opt,name=ready_timeout_ms,json=readyTimeoutMs,proto3" json:"ready_timeout_ms,omitempty"`
+	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	// How long the whole batch may take; items that are not ready by then fail. 0 means 30 s for each item, once its turn
+	// has come.
+	ReadyTimeoutMs int64 `protobuf:"varint,4,opt,name=ready_timeout_ms,json=readyTimeoutMs,proto3" json:"ready_timeout_ms,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateBatchRequest) Reset() {
 	*x = CreateBatchRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1711,7 @@ func (x *CreateBatchRequest) String() string {
 func (*CreateBatchRequest) ProtoMessage() {}
 
 func (x *CreateBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1724,7 @@ func (x *CreateBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBatchRequest.ProtoReflect.Descriptor instead.
 func (*CreateBatchRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateBatchRequest) GetSpec() *SandboxSpec {
@@ -1236,7 +1771,7 @@ type CreateBatchResponse struct {
 
 func (x *CreateBatchResponse) Reset() {
 	*x = CreateBatchResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1783,7 @@ func (x *CreateBatchResponse) String() string {
 func (*CreateBatchResponse) ProtoMessage() {}
 
 func (x *CreateBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1796,7 @@ func (x *CreateBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBatchResponse.ProtoReflect.Descriptor instead.
 func (*CreateBatchResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateBatchResponse) GetIndex() int32 {
@@ -1328,7 +1863,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1875,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1888,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetSandboxRequest) GetId() string {
@@ -1372,7 +1907,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1919,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1932,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -1425,7 +1960,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1972,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1985,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListSandboxesRequest) GetAll() bool {
@@ -1508,7 +2043,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +2055,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +2068,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1577,7 +2112,7 @@ type WatchSandboxesRequest struct {
 
 func (x *WatchSandboxesRequest) Reset() {
 	*x = WatchSandboxesRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +2124,7 @@ func (x *WatchSandboxesRequest) String() string {
 func (*WatchSandboxesRequest) ProtoMessage() {}
 
 func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +2137,7 @@ func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchSandboxesRequest) GetCursor() string {
@@ -1632,7 +2167,7 @@ type WatchSandboxesResponse struct {
 	Cursor  string                 `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	At      *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
 	Sandbox *Sandbox               `protobuf:"bytes,3,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
-	// creating, running, stopping, ended, ttl_extended.
+	// creating, running, stopping, ended, ttl_extended, network_changed.
 	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
 	// Events were lost before this one (the server restarted): list again.
 	Gap           bool `protobuf:"varint,5,opt,name=gap,proto3" json:"gap,omitempty"`
@@ -1642,7 +2177,7 @@ type WatchSandboxesResponse struct {
 
 func (x *WatchSandboxesResponse) Reset() {
 	*x = WatchSandboxesResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +2189,7 @@ func (x *WatchSandboxesResponse) String() string {
 func (*WatchSandboxesResponse) ProtoMessage() {}
 
 func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +2202,7 @@ func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchSandboxesResponse) GetCursor() string {
@@ -1716,7 +2251,7 @@ type StopSandboxRequest struct {
 
 func (x *StopSandboxRequest) Reset() {
 	*x = StopSandboxRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +2263,7 @@ func (x *StopSandboxRequest) String() string {
 func (*StopSandboxRequest) ProtoMessage() {}
 
 func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +2276,7 @@ func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopSandboxRequest) GetId() string {
@@ -1767,7 +2302,7 @@ type StopSandboxResponse struct {
 
 func (x *StopSandboxResponse) Reset() {
 	*x = StopSandboxResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +2314,7 @@ func (x *StopSandboxResponse) String() string {
 func (*StopSandboxResponse) ProtoMessage() {}
 
 func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +2327,7 @@ func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopSandboxResponse) GetSandbox() *Sandbox {
@@ -1813,7 +2348,7 @@ type StopManyRequest struct {
 
 func (x *StopManyRequest) Reset() {
 	*x = StopManyRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +2360,7 @@ func (x *StopManyRequest) String() string {
 func (*StopManyRequest) ProtoMessage() {}
 
 func (x *StopManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +2373,7 @@ func (x *StopManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopManyRequest.ProtoReflect.Descriptor instead.
 func (*StopManyRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StopManyRequest) GetIds() []string {
@@ -1873,7 +2408,7 @@ type StopManyResponse struct {
 
 func (x *StopManyResponse) Reset() {
 	*x = StopManyResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2420,7 @@ func (x *StopManyResponse) String() string {
 func (*StopManyResponse) ProtoMessage() {}
 
 func (x *StopManyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2433,7 @@ func (x *StopManyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopManyResponse.ProtoReflect.Descriptor instead.
 func (*StopManyResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StopManyResponse) GetId() string {
@@ -1933,7 +2468,7 @@ type ExtendTTLRequest struct {
 
 func (x *ExtendTTLRequest) Reset() {
 	*x = ExtendTTLRequest{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2480,7 @@ func (x *ExtendTTLRequest) String() string {
 func (*ExtendTTLRequest) ProtoMessage() {}
 
 func (x *ExtendTTLRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2493,7 @@ func (x *ExtendTTLRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTTLRequest.ProtoReflect.Descriptor instead.
 func (*ExtendTTLRequest) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExtendTTLRequest) GetId() string {
@@ -1984,7 +2519,7 @@ type ExtendTTLResponse struct {
 
 func (x *ExtendTTLResponse) Reset() {
 	*x = ExtendTTLResponse{}
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2531,7 @@ func (x *ExtendTTLResponse) String() string {
 func (*ExtendTTLResponse) ProtoMessage() {}
 
 func (x *ExtendTTLResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandsea_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2544,7 @@ func (x *ExtendTTLResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTTLResponse.ProtoReflect.Descriptor instead.
 func (*ExtendTTLResponse) Descriptor() ([]byte, []int) {
-	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExtendTTLResponse) GetSandbox() *Sandbox {
@@ -2019,12 +2554,164 @@ func (x *ExtendTTLResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type CapabilitiesRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Backend Backend                `protobuf:"varint,1,opt,name=backend,proto3,enum=sandsea.v1.Backend" json:"backend,omitempty"`
+	// Empty means native.
+	Class         string `protobuf:"bytes,2,opt,name=class,proto3" json:"class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapabilitiesRequest) Reset() {
+	*x = CapabilitiesRequest{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapabilitiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapabilitiesRequest) ProtoMessage() {}
+
+func (x *CapabilitiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapabilitiesRequest.ProtoReflect.Descriptor instead.
+func (*CapabilitiesRequest) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CapabilitiesRequest) GetBackend() Backend {
+	if x != nil {
+		return x.Backend
+	}
+	return Backend_BACKEND_UNSPECIFIED
+}
+
+func (x *CapabilitiesRequest) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+type CapabilitiesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How a resource is held: "limit", "request" or "none", by the names cpu, memory, disk, pids, gpu.
+	Resources map[string]string `protobuf:"bytes,1,rep,name=resources,proto3" json:"resources,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Kinds of entries that a network policy may hold: service, domain, wildcard, ipv4, ipv6, cidr, git; empty: none, no
+	// traffic at all.
+	NetworkEntries []string `protobuf:"bytes,2,rep,name=network_entries,json=networkEntries,proto3" json:"network_entries,omitempty"`
+	// A network policy can be changed while the sandbox runs.
+	NetworkChanges bool `protobuf:"varint,3,opt,name=network_changes,json=networkChanges,proto3" json:"network_changes,omitempty"`
+	// Further things that work: terminal, shell, watch, entrypoint, pause, fork, endpoint.
+	Features []string `protobuf:"bytes,4,rep,name=features,proto3" json:"features,omitempty"`
+	// Largest sandbox that any node could hold.
+	Largest *Limits `protobuf:"bytes,5,opt,name=largest,proto3" json:"largest,omitempty"`
+	// Sandboxes that all nodes together admit, and how many creates at once make sense.
+	SandboxesMax  int64 `protobuf:"varint,6,opt,name=sandboxes_max,json=sandboxesMax,proto3" json:"sandboxes_max,omitempty"`
+	CreatesAtOnce int64 `protobuf:"varint,7,opt,name=creates_at_once,json=createsAtOnce,proto3" json:"creates_at_once,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapabilitiesResponse) Reset() {
+	*x = CapabilitiesResponse{}
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapabilitiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapabilitiesResponse) ProtoMessage() {}
+
+func (x *CapabilitiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandsea_v1_sandbox_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapabilitiesResponse.ProtoReflect.Descriptor instead.
+func (*CapabilitiesResponse) Descriptor() ([]byte, []int) {
+	return file_sandsea_v1_sandbox_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *CapabilitiesResponse) GetResources() map[string]string {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *CapabilitiesResponse) GetNetworkEntries() []string {
+	if x != nil {
+		return x.NetworkEntries
+	}
+	return nil
+}
+
+func (x *CapabilitiesResponse) GetNetworkChanges() bool {
+	if x != nil {
+		return x.NetworkChanges
+	}
+	return false
+}
+
+func (x *CapabilitiesResponse) GetFeatures() []string {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
+func (x *CapabilitiesResponse) GetLargest() *Limits {
+	if x != nil {
+		return x.Largest
+	}
+	return nil
+}
+
+func (x *CapabilitiesResponse) GetSandboxesMax() int64 {
+	if x != nil {
+		return x.SandboxesMax
+	}
+	return 0
+}
+
+func (x *CapabilitiesResponse) GetCreatesAtOnce() int64 {
+	if x != nil {
+		return x.CreatesAtOnce
+	}
+	return 0
+}
+
 var File_sandsea_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"\x18sandsea/v1/sandbox.proto\x12\n" +
-	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16sandsea/v1/error.proto\"q\n" +
+	"sandsea.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16sandsea/v1/error.proto\x1a\x16sandsea/v1/image.proto\"q\n" +
 	"\vEnvironment\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x1c\n" +
@@ -2039,12 +2726,44 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x1d\n" +
 	"\n" +
 	"open_files\x18\x05 \x01(\x03R\topenFiles\x12!\n" +
-	"\foutput_bytes\x18\x06 \x01(\x03R\voutputBytes\"\x91\x01\n" +
+	"\foutput_bytes\x18\x06 \x01(\x03R\voutputBytes\"\x84\x03\n" +
 	"\rNetworkPolicy\x12C\n" +
-	"\bservices\x18\x01 \x03(\v2'.sandsea.v1.NetworkPolicy.ServicesEntryR\bservices\x1a;\n" +
+	"\bservices\x18\x01 \x03(\v2'.sandsea.v1.NetworkPolicy.ServicesEntryR\bservices\x120\n" +
+	"\x06phases\x18\x02 \x03(\v2\x18.sandsea.v1.NetworkPhaseR\x06phases\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12/\n" +
+	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x12\n" +
+	"\x04deny\x18\x05 \x03(\tR\x04deny\x12\x1f\n" +
+	"\vinspect_tls\x18\x06 \x01(\bR\n" +
+	"inspectTls\x121\n" +
+	"\x06limits\x18\a \x01(\v2\x19.sandsea.v1.NetworkLimitsR\x06limits\x12\x10\n" +
+	"\x03pin\x18\b \x03(\tR\x03pin\x1a;\n" +
 	"\rServicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"P\n" +
+	"\x05value\x18\x02 \x01(\bR\x05value:\x028\x01\"a\n" +
+	"\rNetworkLimits\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05flows\x18\x02 \x01(\x05R\x05flows\x12$\n" +
+	"\x0edns_per_second\x18\x03 \x01(\x05R\fdnsPerSecond\"\xee\x01\n" +
+	"\fNetworkPhase\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
+	"\x05rules\x18\x02 \x03(\v2\x17.sandsea.v1.NetworkRuleR\x05rules\x12/\n" +
+	"\x05as_of\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x12\n" +
+	"\x04deny\x18\x04 \x03(\tR\x04deny\x12/\n" +
+	"\ainbound\x18\x05 \x03(\v2\x15.sandsea.v1.PortRangeR\ainbound\x12%\n" +
+	"\x0einbound_closed\x18\x06 \x01(\bR\rinboundClosed\"\x8d\x02\n" +
+	"\vNetworkRule\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reject\x18\x02 \x01(\bR\x06reject\x12\x18\n" +
+	"\x06domain\x18\x03 \x01(\tH\x00R\x06domain\x12\x14\n" +
+	"\x04cidr\x18\x04 \x01(\tH\x00R\x04cidr\x12\x1a\n" +
+	"\aservice\x18\x05 \x01(\tH\x00R\aservice\x12+\n" +
+	"\x05ports\x18\x06 \x03(\v2\x15.sandsea.v1.PortRangeR\x05ports\x127\n" +
+	"\bprotocol\x18\a \x01(\x0e2\x1b.sandsea.v1.NetworkProtocolR\bprotocol\x12\x16\n" +
+	"\x06secret\x18\b \x01(\tR\x06secretB\b\n" +
+	"\x06target\"5\n" +
+	"\tPortRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x05R\x04last\"P\n" +
 	"\n" +
 	"Entrypoint\x12.\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1a.sandsea.v1.EntrypointModeR\x04mode\x12\x12\n" +
@@ -2088,7 +2807,7 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x05cause\x18\x01 \x01(\tR\x05cause\x12\x16\n" +
 	"\x06detail\x18\x02 \x01(\tR\x06detail\x12\x0e\n" +
 	"\x02by\x18\x03 \x01(\tR\x02by\x12*\n" +
-	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xc3\x01\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xd3\x02\n" +
 	"\x05Usage\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12*\n" +
 	"\x11memory_peak_bytes\x18\x02 \x01(\x03R\x0fmemoryPeakBytes\x12\x15\n" +
@@ -2096,7 +2815,13 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x05 \x01(\x03R\tdiskBytes\x12!\n" +
-	"\foutput_bytes\x18\x06 \x01(\x03R\voutputBytes\"\xa6\x04\n" +
+	"\foutput_bytes\x18\x06 \x01(\x03R\voutputBytes\x12$\n" +
+	"\x0enet_sent_bytes\x18\a \x01(\x03R\fnetSentBytes\x12,\n" +
+	"\x12net_received_bytes\x18\b \x01(\x03R\x10netReceivedBytes\x12\x1b\n" +
+	"\tnet_flows\x18\t \x01(\x03R\bnetFlows\x12\x1d\n" +
+	"\n" +
+	"net_denied\x18\n" +
+	" \x01(\x03R\tnetDenied\"\x9f\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12+\n" +
@@ -2114,7 +2839,10 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x06layers\x18\v \x03(\tR\x06layers\x129\n" +
 	"\venforcement\x18\f \x03(\v2\x17.sandsea.v1.EnforcementR\venforcement\x12'\n" +
 	"\x05usage\x18\r \x01(\v2\x11.sandsea.v1.UsageR\x05usage\x12\x1e\n" +
-	"\vidle_for_ms\x18\x0e \x01(\x03R\tidleForMs\"\x7f\n" +
+	"\vidle_for_ms\x18\x0e \x01(\x03R\tidleForMs\x12!\n" +
+	"\fimage_digest\x18\x0f \x01(\tR\vimageDigest\x12/\n" +
+	"\x06config\x18\x10 \x01(\v2\x17.sandsea.v1.ImageConfigR\x06config\x12#\n" +
+	"\rnetwork_phase\x18\x11 \x01(\tR\fnetworkPhase\"\x7f\n" +
 	"\x14CreateSandboxRequest\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.sandsea.v1.SandboxSpecR\x04spec\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12(\n" +
@@ -2185,7 +2913,21 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06ttl_ms\x18\x02 \x01(\x03R\x05ttlMs\"B\n" +
 	"\x11ExtendTTLResponse\x12-\n" +
-	"\asandbox\x18\x01 \x01(\v2\x13.sandsea.v1.SandboxR\asandbox*9\n" +
+	"\asandbox\x18\x01 \x01(\v2\x13.sandsea.v1.SandboxR\asandbox\"Z\n" +
+	"\x13CapabilitiesRequest\x12-\n" +
+	"\abackend\x18\x01 \x01(\x0e2\x13.sandsea.v1.BackendR\abackend\x12\x14\n" +
+	"\x05class\x18\x02 \x01(\tR\x05class\"\x8c\x03\n" +
+	"\x14CapabilitiesResponse\x12M\n" +
+	"\tresources\x18\x01 \x03(\v2/.sandsea.v1.CapabilitiesResponse.ResourcesEntryR\tresources\x12'\n" +
+	"\x0fnetwork_entries\x18\x02 \x03(\tR\x0enetworkEntries\x12'\n" +
+	"\x0fnetwork_changes\x18\x03 \x01(\bR\x0enetworkChanges\x12\x1a\n" +
+	"\bfeatures\x18\x04 \x03(\tR\bfeatures\x12,\n" +
+	"\alargest\x18\x05 \x01(\v2\x12.sandsea.v1.LimitsR\alargest\x12#\n" +
+	"\rsandboxes_max\x18\x06 \x01(\x03R\fsandboxesMax\x12&\n" +
+	"\x0fcreates_at_once\x18\a \x01(\x03R\rcreatesAtOnce\x1a<\n" +
+	"\x0eResourcesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*9\n" +
 	"\aBackend\x12\x17\n" +
 	"\x13BACKEND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11BACKEND_CONTAINER\x10\x01*\xb1\x01\n" +
@@ -2195,12 +2937,16 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x1a\n" +
 	"\x16SANDBOX_STATE_STOPPING\x10\x03\x12\x17\n" +
 	"\x13SANDBOX_STATE_ENDED\x10\x04\x12\x16\n" +
-	"\x12SANDBOX_STATE_LOST\x10\x05*\x80\x01\n" +
+	"\x12SANDBOX_STATE_LOST\x10\x05*g\n" +
+	"\x0fNetworkProtocol\x12 \n" +
+	"\x1cNETWORK_PROTOCOL_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14NETWORK_PROTOCOL_TCP\x10\x01\x12\x18\n" +
+	"\x14NETWORK_PROTOCOL_UDP\x10\x02*\x80\x01\n" +
 	"\x0eEntrypointMode\x12\x1f\n" +
 	"\x1bENTRYPOINT_MODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ENTRYPOINT_MODE_IDLE\x10\x01\x12\x19\n" +
 	"\x15ENTRYPOINT_MODE_IMAGE\x10\x02\x12\x18\n" +
-	"\x14ENTRYPOINT_MODE_ARGV\x10\x032\xf2\x04\n" +
+	"\x14ENTRYPOINT_MODE_ARGV\x10\x032\xc5\x05\n" +
 	"\x0eSandboxService\x12M\n" +
 	"\x06Create\x12 .sandsea.v1.CreateSandboxRequest\x1a!.sandsea.v1.CreateSandboxResponse\x12P\n" +
 	"\vCreateBatch\x12\x1e.sandsea.v1.CreateBatchRequest\x1a\x1f.sandsea.v1.CreateBatchResponse0\x01\x12D\n" +
@@ -2209,7 +2955,8 @@ const file_sandsea_v1_sandbox_proto_rawDesc = "" +
 	"\x05Watch\x12!.sandsea.v1.WatchSandboxesRequest\x1a\".sandsea.v1.WatchSandboxesResponse0\x01\x12G\n" +
 	"\x04Stop\x12\x1e.sandsea.v1.StopSandboxRequest\x1a\x1f.sandsea.v1.StopSandboxResponse\x12G\n" +
 	"\bStopMany\x12\x1b.sandsea.v1.StopManyRequest\x1a\x1c.sandsea.v1.StopManyResponse0\x01\x12H\n" +
-	"\tExtendTTL\x12\x1c.sandsea.v1.ExtendTTLRequest\x1a\x1d.sandsea.v1.ExtendTTLResponseB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
+	"\tExtendTTL\x12\x1c.sandsea.v1.ExtendTTLRequest\x1a\x1d.sandsea.v1.ExtendTTLResponse\x12Q\n" +
+	"\fCapabilities\x12\x1f.sandsea.v1.CapabilitiesRequest\x1a .sandsea.v1.CapabilitiesResponseB5Z3github.com/sandsea/sandsea/api/sandsea/v1;sandseav1b\x06proto3"
 
 var (
 	file_sandsea_v1_sandbox_proto_rawDescOnce sync.Once
@@ -2223,104 +2970,127 @@ func file_sandsea_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_sandsea_v1_sandbox_proto_rawDescData
 }
 
-var file_sandsea_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sandsea_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_sandsea_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_sandsea_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_sandsea_v1_sandbox_proto_goTypes = []any{
 	(Backend)(0),                   // 0: sandsea.v1.Backend
 	(SandboxState)(0),              // 1: sandsea.v1.SandboxState
-	(EntrypointMode)(0),            // 2: sandsea.v1.EntrypointMode
-	(*Environment)(nil),            // 3: sandsea.v1.Environment
-	(*Limits)(nil),                 // 4: sandsea.v1.Limits
-	(*NetworkPolicy)(nil),          // 5: sandsea.v1.NetworkPolicy
-	(*Entrypoint)(nil),             // 6: sandsea.v1.Entrypoint
-	(*Parent)(nil),                 // 7: sandsea.v1.Parent
-	(*SandboxSpec)(nil),            // 8: sandsea.v1.SandboxSpec
-	(*Enforcement)(nil),            // 9: sandsea.v1.Enforcement
-	(*End)(nil),                    // 10: sandsea.v1.End
-	(*Usage)(nil),                  // 11: sandsea.v1.Usage
-	(*Sandbox)(nil),                // 12: sandsea.v1.Sandbox
-	(*CreateSandboxRequest)(nil),   // 13: sandsea.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),  // 14: sandsea.v1.CreateSandboxResponse
-	(*CreateBatchRequest)(nil),     // 15: sandsea.v1.CreateBatchRequest
-	(*CreateBatchResponse)(nil),    // 16: sandsea.v1.CreateBatchResponse
-	(*GetSandboxRequest)(nil),      // 17: sandsea.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 18: sandsea.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 19: sandsea.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 20: sandsea.v1.ListSandboxesResponse
-	(*WatchSandboxesRequest)(nil),  // 21: sandsea.v1.WatchSandboxesRequest
-	(*WatchSandboxesResponse)(nil), // 22: sandsea.v1.WatchSandboxesResponse
-	(*StopSandboxRequest)(nil),     // 23: sandsea.v1.StopSandboxRequest
-	(*StopSandboxResponse)(nil),    // 24: sandsea.v1.StopSandboxResponse
-	(*StopManyRequest)(nil),        // 25: sandsea.v1.StopManyRequest
-	(*StopManyResponse)(nil),       // 26: sandsea.v1.StopManyResponse
-	(*ExtendTTLRequest)(nil),       // 27: sandsea.v1.ExtendTTLRequest
-	(*ExtendTTLResponse)(nil),      // 28: sandsea.v1.ExtendTTLResponse
-	nil,                            // 29: sandsea.v1.NetworkPolicy.ServicesEntry
-	nil,                            // 30: sandsea.v1.SandboxSpec.EnvEntry
-	nil,                            // 31: sandsea.v1.SandboxSpec.LabelsEntry
-	nil,                            // 32: sandsea.v1.ListSandboxesRequest.LabelsEntry
-	nil,                            // 33: sandsea.v1.WatchSandboxesRequest.LabelsEntry
-	nil,                            // 34: sandsea.v1.StopManyRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 35: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),            // 36: sandsea.v1.ErrorDetail
+	(NetworkProtocol)(0),           // 2: sandsea.v1.NetworkProtocol
+	(EntrypointMode)(0),            // 3: sandsea.v1.EntrypointMode
+	(*Environment)(nil),            // 4: sandsea.v1.Environment
+	(*Limits)(nil),                 // 5: sandsea.v1.Limits
+	(*NetworkPolicy)(nil),          // 6: sandsea.v1.NetworkPolicy
+	(*NetworkLimits)(nil),          // 7: sandsea.v1.NetworkLimits
+	(*NetworkPhase)(nil),           // 8: sandsea.v1.NetworkPhase
+	(*NetworkRule)(nil),            // 9: sandsea.v1.NetworkRule
+	(*PortRange)(nil),              // 10: sandsea.v1.PortRange
+	(*Entrypoint)(nil),             // 11: sandsea.v1.Entrypoint
+	(*Parent)(nil),                 // 12: sandsea.v1.Parent
+	(*SandboxSpec)(nil),            // 13: sandsea.v1.SandboxSpec
+	(*Enforcement)(nil),            // 14: sandsea.v1.Enforcement
+	(*End)(nil),                    // 15: sandsea.v1.End
+	(*Usage)(nil),                  // 16: sandsea.v1.Usage
+	(*Sandbox)(nil),                // 17: sandsea.v1.Sandbox
+	(*CreateSandboxRequest)(nil),   // 18: sandsea.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),  // 19: sandsea.v1.CreateSandboxResponse
+	(*CreateBatchRequest)(nil),     // 20: sandsea.v1.CreateBatchRequest
+	(*CreateBatchResponse)(nil),    // 21: sandsea.v1.CreateBatchResponse
+	(*GetSandboxRequest)(nil),      // 22: sandsea.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 23: sandsea.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 24: sandsea.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 25: sandsea.v1.ListSandboxesResponse
+	(*WatchSandboxesRequest)(nil),  // 26: sandsea.v1.WatchSandboxesRequest
+	(*WatchSandboxesResponse)(nil), // 27: sandsea.v1.WatchSandboxesResponse
+	(*StopSandboxRequest)(nil),     // 28: sandsea.v1.StopSandboxRequest
+	(*StopSandboxResponse)(nil),    // 29: sandsea.v1.StopSandboxResponse
+	(*StopManyRequest)(nil),        // 30: sandsea.v1.StopManyRequest
+	(*StopManyResponse)(nil),       // 31: sandsea.v1.StopManyResponse
+	(*ExtendTTLRequest)(nil),       // 32: sandsea.v1.ExtendTTLRequest
+	(*ExtendTTLResponse)(nil),      // 33: sandsea.v1.ExtendTTLResponse
+	(*CapabilitiesRequest)(nil),    // 34: sandsea.v1.CapabilitiesRequest
+	(*CapabilitiesResponse)(nil),   // 35: sandsea.v1.CapabilitiesResponse
+	nil,                            // 36: sandsea.v1.NetworkPolicy.ServicesEntry
+	nil,                            // 37: sandsea.v1.SandboxSpec.EnvEntry
+	nil,                            // 38: sandsea.v1.SandboxSpec.LabelsEntry
+	nil,                            // 39: sandsea.v1.ListSandboxesRequest.LabelsEntry
+	nil,                            // 40: sandsea.v1.WatchSandboxesRequest.LabelsEntry
+	nil,                            // 41: sandsea.v1.StopManyRequest.LabelsEntry
+	nil,                            // 42: sandsea.v1.CapabilitiesResponse.ResourcesEntry
+	(*timestamppb.Timestamp)(nil),  // 43: google.protobuf.Timestamp
+	(*ImageConfig)(nil),            // 44: sandsea.v1.ImageConfig
+	(*ErrorDetail)(nil),            // 45: sandsea.v1.ErrorDetail
 }
 var file_sandsea_v1_sandbox_proto_depIdxs = []int32{
-	29, // 0: sandsea.v1.NetworkPolicy.services:type_name -> sandsea.v1.NetworkPolicy.ServicesEntry
-	2,  // 1: sandsea.v1.Entrypoint.mode:type_name -> sandsea.v1.EntrypointMode
-	0,  // 2: sandsea.v1.SandboxSpec.backend:type_name -> sandsea.v1.Backend
-	3,  // 3: sandsea.v1.SandboxSpec.environment:type_name -> sandsea.v1.Environment
-	4,  // 4: sandsea.v1.SandboxSpec.limits:type_name -> sandsea.v1.Limits
-	5,  // 5: sandsea.v1.SandboxSpec.network:type_name -> sandsea.v1.NetworkPolicy
-	30, // 6: sandsea.v1.SandboxSpec.env:type_name -> sandsea.v1.SandboxSpec.EnvEntry
-	31, // 7: sandsea.v1.SandboxSpec.labels:type_name -> sandsea.v1.SandboxSpec.LabelsEntry
-	6,  // 8: sandsea.v1.SandboxSpec.entrypoint:type_name -> sandsea.v1.Entrypoint
-	7,  // 9: sandsea.v1.SandboxSpec.parent:type_name -> sandsea.v1.Parent
-	35, // 10: sandsea.v1.End.at:type_name -> google.protobuf.Timestamp
-	8,  // 11: sandsea.v1.Sandbox.spec:type_name -> sandsea.v1.SandboxSpec
-	1,  // 12: sandsea.v1.Sandbox.state:type_name -> sandsea.v1.SandboxState
-	35, // 13: sandsea.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	35, // 14: sandsea.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
-	35, // 15: sandsea.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
-	10, // 16: sandsea.v1.Sandbox.end:type_name -> sandsea.v1.End
-	9,  // 17: sandsea.v1.Sandbox.enforcement:type_name -> sandsea.v1.Enforcement
-	11, // 18: sandsea.v1.Sandbox.usage:type_name -> sandsea.v1.Usage
-	8,  // 19: sandsea.v1.CreateSandboxRequest.spec:type_name -> sandsea.v1.SandboxSpec
-	12, // 20: sandsea.v1.CreateSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	8,  // 21: sandsea.v1.CreateBatchRequest.spec:type_name -> sandsea.v1.SandboxSpec
-	12, // 22: sandsea.v1.CreateBatchResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	36, // 23: sandsea.v1.CreateBatchResponse.error:type_name -> sandsea.v1.ErrorDetail
-	12, // 24: sandsea.v1.GetSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	32, // 25: sandsea.v1.ListSandboxesRequest.labels:type_name -> sandsea.v1.ListSandboxesRequest.LabelsEntry
-	1,  // 26: sandsea.v1.ListSandboxesRequest.states:type_name -> sandsea.v1.SandboxState
-	12, // 27: sandsea.v1.ListSandboxesResponse.sandboxes:type_name -> sandsea.v1.Sandbox
-	33, // 28: sandsea.v1.WatchSandboxesRequest.labels:type_name -> sandsea.v1.WatchSandboxesRequest.LabelsEntry
-	35, // 29: sandsea.v1.WatchSandboxesResponse.at:type_name -> google.protobuf.Timestamp
-	12, // 30: sandsea.v1.WatchSandboxesResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	12, // 31: sandsea.v1.StopSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	34, // 32: sandsea.v1.StopManyRequest.labels:type_name -> sandsea.v1.StopManyRequest.LabelsEntry
-	36, // 33: sandsea.v1.StopManyResponse.error:type_name -> sandsea.v1.ErrorDetail
-	12, // 34: sandsea.v1.ExtendTTLResponse.sandbox:type_name -> sandsea.v1.Sandbox
-	13, // 35: sandsea.v1.SandboxService.Create:input_type -> sandsea.v1.CreateSandboxRequest
-	15, // 36: sandsea.v1.SandboxService.CreateBatch:input_type -> sandsea.v1.CreateBatchRequest
-	17, // 37: sandsea.v1.SandboxService.Get:input_type -> sandsea.v1.GetSandboxRequest
-	19, // 38: sandsea.v1.SandboxService.List:input_type -> sandsea.v1.ListSandboxesRequest
-	21, // 39: sandsea.v1.SandboxService.Watch:input_type -> sandsea.v1.WatchSandboxesRequest
-	23, // 40: sandsea.v1.SandboxService.Stop:input_type -> sandsea.v1.StopSandboxRequest
-	25, // 41: sandsea.v1.SandboxService.StopMany:input_type -> sandsea.v1.StopManyRequest
-	27, // 42: sandsea.v1.SandboxService.ExtendTTL:input_type -> sandsea.v1.ExtendTTLRequest
-	14, // 43: sandsea.v1.SandboxService.Create:output_type -> sandsea.v1.CreateSandboxResponse
-	16, // 44: sandsea.v1.SandboxService.CreateBatch:output_type -> sandsea.v1.CreateBatchResponse
-	18, // 45: sandsea.v1.SandboxService.Get:output_type -> sandsea.v1.GetSandboxResponse
-	20, // 46: sandsea.v1.SandboxService.List:output_type -> sandsea.v1.ListSandboxesResponse
-	22, // 47: sandsea.v1.SandboxService.Watch:output_type -> sandsea.v1.WatchSandboxesResponse
-	24, // 48: sandsea.v1.SandboxService.Stop:output_type -> sandsea.v1.StopSandboxResponse
-	26, // 49: sandsea.v1.SandboxService.StopMany:output_type -> sandsea.v1.StopManyResponse
-	28, // 50: sandsea.v1.SandboxService.ExtendTTL:output_type -> sandsea.v1.ExtendTTLResponse
-	43, // [43:51] is the sub-list for method output_type
-	35, // [35:43] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	36, // 0: sandsea.v1.NetworkPolicy.services:type_name -> sandsea.v1.NetworkPolicy.ServicesEntry
+	8,  // 1: sandsea.v1.NetworkPolicy.phases:type_name -> sandsea.v1.NetworkPhase
+	43, // 2: sandsea.v1.NetworkPolicy.as_of:type_name -> google.protobuf.Timestamp
+	7,  // 3: sandsea.v1.NetworkPolicy.limits:type_name -> sandsea.v1.NetworkLimits
+	9,  // 4: sandsea.v1.NetworkPhase.rules:type_name -> sandsea.v1.NetworkRule
+	43, // 5: sandsea.v1.NetworkPhase.as_of:type_name -> google.protobuf.Timestamp
+	10, // 6: sandsea.v1.NetworkPhase.inbound:type_name -> sandsea.v1.PortRange
+	10, // 7: sandsea.v1.NetworkRule.ports:type_name -> sandsea.v1.PortRange
+	2,  // 8: sandsea.v1.NetworkRule.protocol:type_name -> sandsea.v1.NetworkProtocol
+	3,  // 9: sandsea.v1.Entrypoint.mode:type_name -> sandsea.v1.EntrypointMode
+	0,  // 10: sandsea.v1.SandboxSpec.backend:type_name -> sandsea.v1.Backend
+	4,  // 11: sandsea.v1.SandboxSpec.environment:type_name -> sandsea.v1.Environment
+	5,  // 12: sandsea.v1.SandboxSpec.limits:type_name -> sandsea.v1.Limits
+	6,  // 13: sandsea.v1.SandboxSpec.network:type_name -> sandsea.v1.NetworkPolicy
+	37, // 14: sandsea.v1.SandboxSpec.env:type_name -> sandsea.v1.SandboxSpec.EnvEntry
+	38, // 15: sandsea.v1.SandboxSpec.labels:type_name -> sandsea.v1.SandboxSpec.LabelsEntry
+	11, // 16: sandsea.v1.SandboxSpec.entrypoint:type_name -> sandsea.v1.Entrypoint
+	12, // 17: sandsea.v1.SandboxSpec.parent:type_name -> sandsea.v1.Parent
+	43, // 18: sandsea.v1.End.at:type_name -> google.protobuf.Timestamp
+	13, // 19: sandsea.v1.Sandbox.spec:type_name -> sandsea.v1.SandboxSpec
+	1,  // 20: sandsea.v1.Sandbox.state:type_name -> sandsea.v1.SandboxState
+	43, // 21: sandsea.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	43, // 22: sandsea.v1.Sandbox.ready_at:type_name -> google.protobuf.Timestamp
+	43, // 23: sandsea.v1.Sandbox.expires_at:type_name -> google.protobuf.Timestamp
+	15, // 24: sandsea.v1.Sandbox.end:type_name -> sandsea.v1.End
+	14, // 25: sandsea.v1.Sandbox.enforcement:type_name -> sandsea.v1.Enforcement
+	16, // 26: sandsea.v1.Sandbox.usage:type_name -> sandsea.v1.Usage
+	44, // 27: sandsea.v1.Sandbox.config:type_name -> sandsea.v1.ImageConfig
+	13, // 28: sandsea.v1.CreateSandboxRequest.spec:type_name -> sandsea.v1.SandboxSpec
+	17, // 29: sandsea.v1.CreateSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	13, // 30: sandsea.v1.CreateBatchRequest.spec:type_name -> sandsea.v1.SandboxSpec
+	17, // 31: sandsea.v1.CreateBatchResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	45, // 32: sandsea.v1.CreateBatchResponse.error:type_name -> sandsea.v1.ErrorDetail
+	17, // 33: sandsea.v1.GetSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	39, // 34: sandsea.v1.ListSandboxesRequest.labels:type_name -> sandsea.v1.ListSandboxesRequest.LabelsEntry
+	1,  // 35: sandsea.v1.ListSandboxesRequest.states:type_name -> sandsea.v1.SandboxState
+	17, // 36: sandsea.v1.ListSandboxesResponse.sandboxes:type_name -> sandsea.v1.Sandbox
+	40, // 37: sandsea.v1.WatchSandboxesRequest.labels:type_name -> sandsea.v1.WatchSandboxesRequest.LabelsEntry
+	43, // 38: sandsea.v1.WatchSandboxesResponse.at:type_name -> google.protobuf.Timestamp
+	17, // 39: sandsea.v1.WatchSandboxesResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	17, // 40: sandsea.v1.StopSandboxResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	41, // 41: sandsea.v1.StopManyRequest.labels:type_name -> sandsea.v1.StopManyRequest.LabelsEntry
+	45, // 42: sandsea.v1.StopManyResponse.error:type_name -> sandsea.v1.ErrorDetail
+	17, // 43: sandsea.v1.ExtendTTLResponse.sandbox:type_name -> sandsea.v1.Sandbox
+	0,  // 44: sandsea.v1.CapabilitiesRequest.backend:type_name -> sandsea.v1.Backend
+	42, // 45: sandsea.v1.CapabilitiesResponse.resources:type_name -> sandsea.v1.CapabilitiesResponse.ResourcesEntry
+	5,  // 46: sandsea.v1.CapabilitiesResponse.largest:type_name -> sandsea.v1.Limits
+	18, // 47: sandsea.v1.SandboxService.Create:input_type -> sandsea.v1.CreateSandboxRequest
+	20, // 48: sandsea.v1.SandboxService.CreateBatch:input_type -> sandsea.v1.CreateBatchRequest
+	22, // 49: sandsea.v1.SandboxService.Get:input_type -> sandsea.v1.GetSandboxRequest
+	24, // 50: sandsea.v1.SandboxService.List:input_type -> sandsea.v1.ListSandboxesRequest
+	26, // 51: sandsea.v1.SandboxService.Watch:input_type -> sandsea.v1.WatchSandboxesRequest
+	28, // 52: sandsea.v1.SandboxService.Stop:input_type -> sandsea.v1.StopSandboxRequest
+	30, // 53: sandsea.v1.SandboxService.StopMany:input_type -> sandsea.v1.StopManyRequest
+	32, // 54: sandsea.v1.SandboxService.ExtendTTL:input_type -> sandsea.v1.ExtendTTLRequest
+	34, // 55: sandsea.v1.SandboxService.Capabilities:input_type -> sandsea.v1.CapabilitiesRequest
+	19, // 56: sandsea.v1.SandboxService.Create:output_type -> sandsea.v1.CreateSandboxResponse
+	21, // 57: sandsea.v1.SandboxService.CreateBatch:output_type -> sandsea.v1.CreateBatchResponse
+	23, // 58: sandsea.v1.SandboxService.Get:output_type -> sandsea.v1.GetSandboxResponse
+	25, // 59: sandsea.v1.SandboxService.List:output_type -> sandsea.v1.ListSandboxesResponse
+	27, // 60: sandsea.v1.SandboxService.Watch:output_type -> sandsea.v1.WatchSandboxesResponse
+	29, // 61: sandsea.v1.SandboxService.Stop:output_type -> sandsea.v1.StopSandboxResponse
+	31, // 62: sandsea.v1.SandboxService.StopMany:output_type -> sandsea.v1.StopManyResponse
+	33, // 63: sandsea.v1.SandboxService.ExtendTTL:output_type -> sandsea.v1.ExtendTTLResponse
+	35, // 64: sandsea.v1.SandboxService.Capabilities:output_type -> sandsea.v1.CapabilitiesResponse
+	56, // [56:65] is the sub-list for method output_type
+	47, // [47:56] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_sandsea_v1_sandbox_proto_init() }
@@ -2329,7 +3099,13 @@ func file_sandsea_v1_sandbox_proto_init() {
 		return
 	}
 	file_sandsea_v1_error_proto_init()
-	file_sandsea_v1_sandbox_proto_msgTypes[13].OneofWrappers = []any{
+	file_sandsea_v1_image_proto_init()
+	file_sandsea_v1_sandbox_proto_msgTypes[5].OneofWrappers = []any{
+		(*NetworkRule_Domain)(nil),
+		(*NetworkRule_Cidr)(nil),
+		(*NetworkRule_Service)(nil),
+	}
+	file_sandsea_v1_sandbox_proto_msgTypes[17].OneofWrappers = []any{
 		(*CreateBatchResponse_Sandbox)(nil),
 		(*CreateBatchResponse_Error)(nil),
 	}
@@ -2338,8 +3114,8 @@ func file_sandsea_v1_sandbox_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandsea_v1_sandbox_proto_rawDesc), len(file_sandsea_v1_sandbox_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   32,
+			NumEnums:      4,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -9,16 +9,21 @@ import (
 )
 
 // Progress shows stages of long work on standard error: a live block on a terminal, repainted at most ten times a second;
-// elsewhere plain lines, at the start and end of each stage and every ten seconds.
+// elsewhere plain lines, at the start and end of each stage and every ten seconds, also when there is no news. Clear
+// ends it.
 type Progress struct {
 	io    *IO
 	now   func() time.Time
 	began time.Time
+	every time.Duration // between looks at whether to show what is known again; 0: never
 
 	mu      sync.Mutex
 	stages  []*stage  // guarded by mu
 	painted int       // lines of the live block; guarded by mu
 	last    time.Time // of the last paint or plain line; guarded by mu
+
+	stop chan struct{} // closed by Clear; guarded by mu, nil while nothing ticks
+	done sync.WaitGroup
 }
 
 type stage struct {
@@ -32,7 +37,7 @@ type stage struct {
 
 // NewProgress starts the clock.
 func (s *IO) NewProgress() *Progress {
-	return &Progress{io: s, now: time.Now, began: time.Now()}
+	return &Progress{io: s, now: time.Now, began: time.Now(), every: 500 * time.Millisecond}
 }
 
 // Update tells where a stage stands. total 0 is unknown.
@@ -42,11 +47,16 @@ func (p *Progress) Update(name string, done, total int64, unit, detail string, f
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.tickLocked()
 	now := p.now()
 	i := slices.IndexFunc(p.stages, func(s *stage) bool { return s.name == name })
 	fresh := i < 0
 	if fresh {
-		p.stages = append(p.stages, &stage{name: name, began: now})
+		began := now
+		if len(p.stages) == 0 { // it may have been kept quiet for a while
+			began = p.began
+		}
+		p.stages = append(p.stages, &stage{name: name, began: began})
 		i = len(p.stages) - 1
 	}
 	st := p.stages[i]
@@ -61,19 +71,64 @@ func (p *Progress) Update(name string, done, total int64, unit, detail string, f
 		}
 		return
 	}
-	if ended || fresh || now.Sub(p.last) >= 10*time.Second {
-		word := ""
-		if ended {
-			word = "done: "
+	if ended || fresh || now.Sub(p.last) >= plainEvery {
+		p.plainLocked(st, ended, now)
+	}
+}
+
+// plainEvery is the time between two plain lines of one stage.
+const plainEvery = 10 * time.Second
+
+func (p *Progress) plainLocked(st *stage, ended bool, now time.Time) {
+	word := ""
+	if ended {
+		word = "done: "
+	}
+	at := now.Sub(p.began)
+	line := fmt.Sprintf("%02d:%04.1f %s %s%s", int(at.Minutes()), at.Seconds()-60*float64(int(at.Minutes())),
+		st.name, word, st.line(now))
+	fmt.Fprintln(p.io.Err, strings.TrimRight(line, " "))
+	p.last = now
+}
+
+// tickLocked starts what shows again what is known while no news comes.
+func (p *Progress) tickLocked() {
+	if p.stop != nil || p.every == 0 {
+		return
+	}
+	p.stop = make(chan struct{})
+	stop := p.stop
+	p.done.Go(func() {
+		for pause(stop, p.every) {
+			p.again()
 		}
-		at := now.Sub(p.began)
-		fmt.Fprintf(p.io.Err, "%02d:%04.1f %s %s%s\n", int(at.Minutes()), at.Seconds()-60*float64(int(at.Minutes())), st.name, word, st.line(now))
-		p.last = now
+	})
+}
+
+// again shows the stages that are under way as they are known.
+func (p *Progress) again() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.now()
+	i := slices.IndexFunc(p.stages, func(s *stage) bool { return !s.finished })
+	switch {
+	case i < 0:
+	case p.io.ErrTTY && now.Sub(p.last) >= p.every:
+		p.paintLocked(now)
+	case !p.io.ErrTTY && now.Sub(p.last) >= plainEvery:
+		p.plainLocked(p.stages[i], false, now)
 	}
 }
 
 // Clear removes the live block, so that what follows starts on a clean line.
 func (p *Progress) Clear() {
+	p.mu.Lock()
+	if p.stop != nil {
+		close(p.stop)
+		p.stop = nil
+	}
+	p.mu.Unlock()
+	p.done.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.eraseLocked()
@@ -90,7 +145,7 @@ func (p *Progress) paintLocked(now time.Time) {
 	p.eraseLocked()
 	for _, st := range p.stages {
 		line := fmt.Sprintf("%-9s %s", st.name, st.line(now))
-		fmt.Fprintln(p.io.Err, p.io.cut(line, p.io.Width-1))
+		fmt.Fprintln(p.io.Err, p.io.Middle(line, p.io.Width-1))
 		p.painted++
 	}
 	p.last = now
@@ -109,10 +164,20 @@ func (s *stage) line(now time.Time) string {
 			if s.unit == "bytes" {
 				out += "  " + LongSize(int64(rate)) + "/s"
 			}
-			out += "  ETA " + Took(time.Duration(float64(s.total-s.done)/rate*float64(time.Second)).Round(time.Second))
+			if s.done < s.total {
+				out += "  ETA " + eta(time.Duration(float64(s.total-s.done)/rate*float64(time.Second)))
+			}
 		}
 	}
 	return out
+}
+
+// eta is a time to come in whole seconds: "6 s", "8:15 min".
+func eta(d time.Duration) string {
+	if d = d.Round(time.Second); d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	}
+	return Took(d)
 }
 
 func (s *stage) amount() string {

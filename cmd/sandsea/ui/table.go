@@ -47,7 +47,7 @@ func (s *IO) Table(cols []Column, rows [][]Cell) {
 				b.WriteString("  ")
 			}
 			c := cell(i)
-			text := s.cut(c.Text, width[i])
+			text := s.Middle(c.Text, width[i])
 			pad := strings.Repeat(" ", max(0, width[i]-ansi.StringWidth(text)))
 			if cols[i].Right {
 				b.WriteString(pad + s.Paint(c.Color, text))
@@ -100,11 +100,11 @@ func (s *IO) Short(text string) string {
 	if len(text) > 16*shortWidth {
 		text = text[:8*shortWidth] + text[len(text)-8*shortWidth:]
 	}
-	return s.cut(Text(text), shortWidth)
+	return s.Middle(Text(text), shortWidth)
 }
 
-// cut takes out the middle of a text that is too long.
-func (s *IO) cut(text string, width int) string {
+// Middle takes out the middle of a text that is too long.
+func (s *IO) Middle(text string, width int) string {
 	if ansi.StringWidth(text) <= width {
 		return text
 	}

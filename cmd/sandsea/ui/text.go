@@ -2,6 +2,7 @@ package ui
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -45,6 +46,15 @@ func Text(s string) string {
 // Hostile reports whether a terminal could obey r, or show other text than there is.
 func Hostile(r rune) bool {
 	return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Cf, unicode.Zl, unicode.Zp) || r == utf8.RuneError
+}
+
+// Count is a number for people: "103,411".
+func Count(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 // Size is a number of bytes for people: "38M", "1.2G", 1024-based.
@@ -99,19 +109,6 @@ func ParseSize(flag, s string) (int64, error) {
 		return 0, bad("too large")
 	}
 	return int64(v), nil
-}
-
-// Age is a time span in one unit: "2s", "3m", "2h", "5d".
-func Age(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(max(d, 0).Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
 // Span is a limit of time as people write it: "200 ms", "60 s", "5 min", "2 h".

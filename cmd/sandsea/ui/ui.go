@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/term"
 )
@@ -31,6 +32,8 @@ type IO struct {
 	Yes bool
 	// Quiet leaves out notes, waits and progress: standard error is for programs.
 	Quiet bool
+
+	raw atomic.Bool // standard error is a terminal that belongs to a program elsewhere
 }
 
 // Stdio finds out about the process's own streams; env looks up variables.
@@ -113,11 +116,24 @@ func (s *IO) Dash() string {
 	return "──"
 }
 
+// Plain is text of ours for a locale without UTF-8 where that is what there is.
+func (s *IO) Plain(text string) string {
+	if !s.ASCII {
+		return text
+	}
+	return strings.NewReplacer("…", "...", "─", "-").Replace(text)
+}
+
 // Note prints one line of ours to standard error.
 func (s *IO) Note(format string, args ...any) {
-	if !s.Quiet {
-		fmt.Fprintf(s.Err, format+"\n", args...)
+	if s.Quiet {
+		return
 	}
+	text := fmt.Sprintf(format+"\n", args...)
+	if s.raw.Load() {
+		text = lines(text)
+	}
+	_, _ = io.WriteString(s.Err, text) // there is nowhere else to say it
 }
 
 // The colours of states and verdicts.

@@ -71,7 +71,7 @@ func TestTextsAreCutInTheMiddle(t *testing.T) {
 		{false, "名前名前名前名前", 9, "名前…名前"},
 		{false, "abcdef", 3, "abc"},
 	} {
-		if got := (&IO{ASCII: tt.ascii}).cut(tt.in, tt.width); got != tt.want {
+		if got := (&IO{ASCII: tt.ascii}).Middle(tt.in, tt.width); got != tt.want {
 			t.Errorf("cut(%q, %d) = %q, want %q", tt.in, tt.width, got, tt.want)
 		}
 	}

@@ -228,10 +228,12 @@ func (c *conn) deliver(msg []byte, got []*os.File) error {
 	}
 	rep := reply{answer: a}
 	rep.data = slices.Clone(a.data)
-	wanted := a.errno == 0 && (a.op == opOpen || a.op == opCreate)
+	wanted := a.errno == 0 && (a.op == opOpen || a.op == opCreate || a.op == opWatch)
 	switch {
 	case wanted && len(got) != 1, !wanted && len(got) != 0:
 		return fmt.Errorf("answer with %d descriptors", len(got))
+	case wanted && a.op == opWatch:
+		rep.file = got[0] // looked at by who reads it
 	case wanted:
 		// The helper may hand out anything that its user can open.
 		info, err := got[0].Stat()
@@ -243,7 +245,7 @@ func (c *conn) deliver(msg []byte, got []*os.File) error {
 		}
 		rep.file = got[0]
 	}
-	if (a.op == opCreate || a.op == opDir) && (a.errno == 0) != (a.handle != 0) {
+	if (a.op == opCreate || a.op == opDir || a.op == opWatch) && (a.errno == 0) != (a.handle != 0) {
 		return errors.New("answer with the wrong kind of handle")
 	}
 	c.pending = c.pending[1:]

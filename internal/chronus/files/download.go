@@ -26,8 +26,9 @@ const (
 
 // DownloadTar packs a file or a tree into w, through a symbolic link. Names are relative to the directory, which comes
 // first as "./"; a file is one entry with its own name. Left out and listed: pipes, sockets, devices, what vanished or
-// turned into something else meanwhile, what lies on /proc and the like, paths beyond 4,095 bytes. A file that shrank
-// is filled up with zeros and listed. What the user may not read is an error.
+// turned into something else meanwhile, what lies on /proc and the like, paths beyond 4,095 bytes. A file whose size
+// changed while it was read is listed too: it is packed with the size that it had first, filled up with zeros where it
+// shrank. What the user may not read is an error.
 func (v *View) DownloadTar(ctx context.Context, dir string, w io.Writer) (skipped []string, err error) {
 	abs, err := v.abs(dir)
 	if err != nil {
@@ -171,6 +172,10 @@ func (p *packer) directory(ctx context.Context, name string) error {
 		prefix += "/"
 	}
 	for batch, err := range p.v.entries(ctx, p.s, p.at(name), rep.handle) {
+		if vanished(err) {
+			p.skip(name)
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -270,6 +275,10 @@ func (p *packer) file(ctx context.Context, info Info, name string, f *os.File) e
 	if err == nil && n < size {
 		p.skip(name + " (shrank while it was read)")
 		_, err = copyBytes(ctx, p.out, io.LimitReader(zeros{}, size-n))
+		return err
+	}
+	if st, serr := f.Stat(); serr == nil && st.Size() > size {
+		p.skip(name + " (grew while it was read)")
 	}
 	return err
 }

@@ -35,6 +35,9 @@ type Helpers struct {
 	lines  map[string]*line // guarded by mu; by user
 	closed bool             // guarded by mu
 	wg     sync.WaitGroup   // Add is guarded by mu
+
+	watches     int // guarded by mu; that are open
+	watchedDirs int // guarded by mu; in all of them
 }
 
 // line is the way to one user's helper, whichever it is at the time.
@@ -213,6 +216,7 @@ type View struct {
 	h       *Helpers
 	ids     chronus.IDs
 	workdir string
+	gives   *ownerIDs // who gets what is made; nil: the user
 }
 
 // As gives the view of a user. Relative paths begin at workdir, which is absolute or empty for "/".

@@ -27,7 +27,8 @@ type Uploaded struct {
 }
 
 // UploadTar unpacks a tar stream below a directory, which is made if it is missing, with its parents. Modes, times,
-// symbolic links, hard links within the tree and empty directories are kept; everything belongs to the user. Files in
+// symbolic links, hard links within the tree and empty directories are kept; everything belongs to the user, or to who
+// GivingTo named, with the directories that had to be made for it; owners in the archive mean nothing. Files in
 // the way are replaced, directories are kept. Devices, pipes, absolute names and names with ".." are refused with the
 // number of the entry, and so is an entry whose path leaves the directory through a link. What was unpacked before an
 // error stays; the file at which it happened is as it was.
@@ -42,6 +43,12 @@ func (v *View) UploadTar(ctx context.Context, dir string, r io.Reader) (Uploaded
 	}
 	defer s.release()
 	u := &unpacker{v: v, s: s, dir: dir, made: rep.flags&flagDid != 0}
+	if v.gives != nil {
+		u.parents = map[string]struct{}{}
+		if u.made {
+			u.dirs = append(u.dirs, dirEntry{mode: 0o755, mine: true, given: true})
+		}
+	}
 	if err := u.begin(ctx, abs); err != nil {
 		return Uploaded{}, err
 	}
@@ -58,10 +65,12 @@ type unpacker struct {
 	base  uint32 // its handle
 	made  bool   // the directory is new, so that an entry for it counts
 	owner bool   // keep the archive's owners
-	count int
-	dirs  []dirEntry
-	held  int // bytes of names in dirs
-	done  Uploaded
+	// parents are directories that are known to be there. Nil: nobody asks, since all that is made is the user's.
+	parents map[string]struct{}
+	count   int
+	dirs    []dirEntry
+	held    int // bytes of names in dirs
+	done    Uploaded
 }
 
 // dirEntry waits for the end: what is put into a directory changes its time, and its mode may forbid to put anything.
@@ -72,6 +81,7 @@ type dirEntry struct {
 	uid   uint32
 	gid   uint32
 	mine  bool // made here
+	given bool // by no entry of its own, which would set its mode and time
 }
 
 // source notes the error of a stream, to tell it from those of the archive in it.
@@ -196,6 +206,9 @@ func (u *unpacker) entry(ctx context.Context, h *tar.Header, content io.Reader) 
 	if name == "" && h.Typeflag != tar.TypeDir {
 		return u.refuse("its name is that of the directory")
 	}
+	if err := u.makeParents(ctx, name); err != nil {
+		return err
+	}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		err = u.file(ctx, name, h, content)
@@ -230,6 +243,47 @@ func (u *unpacker) step(ctx context.Context, name string, r request) (reply, err
 	return rep, err
 }
 
+// makeParents makes the directories that lead to an entry and have none of their own, so that they can be given away.
+func (u *unpacker) makeParents(ctx context.Context, name string) error {
+	if u.parents == nil {
+		return nil
+	}
+	for i := range len(name) {
+		if name[i] != '/' {
+			continue
+		}
+		parent := name[:i]
+		if _, ok := u.parents[parent]; ok {
+			continue
+		}
+		rep, err := u.step(ctx, parent, request{op: opMkdir, flags: flagParents, path: parent, mode: 0o755})
+		if err != nil {
+			return err
+		}
+		if u.held += 2 * (len(parent) + 64); u.held > maxDirBytes {
+			return u.refuse("the archive has too many directories")
+		}
+		u.parents[parent] = struct{}{}
+		if rep.flags&flagDid != 0 {
+			u.dirs = append(u.dirs, dirEntry{name: parent, mode: 0o755, mine: true, given: true})
+		}
+	}
+	return nil
+}
+
+// give says in a request whose the entry is to be.
+func (u *unpacker) give(r *request, uid, gid uint32) {
+	switch {
+	case u.v.gives != nil:
+		r.uid, r.gid = u.v.gives.UID, u.v.gives.GID
+	case u.owner:
+		r.uid, r.gid = uid, gid
+	default:
+		return
+	}
+	r.flags |= flagSetOwner
+}
+
 func ids(n int) uint32 { return uint32(min(max(n, 0), 1<<31-1)) }
 
 func (u *unpacker) file(ctx context.Context, name string, h *tar.Header, content io.Reader) error {
@@ -251,10 +305,7 @@ func (u *unpacker) file(ctx context.Context, name string, h *tar.Header, content
 	commit := request{
 		op: opCommit, flags: flagSetMtime, handle: rep.handle, mode: uint32(h.Mode) & modePerm, mtime: h.ModTime,
 	}
-	if u.owner {
-		commit.flags |= flagSetOwner
-		commit.uid, commit.gid = ids(h.Uid), ids(h.Gid)
-	}
+	u.give(&commit, ids(h.Uid), ids(h.Gid))
 	if _, err := u.step(ctx, name, commit); err != nil {
 		return err
 	}
@@ -274,10 +325,7 @@ func (u *unpacker) symlink(ctx context.Context, name string, h *tar.Header) erro
 		return err
 	}
 	set := request{op: opSetattr, flags: flagNoFollow | flagSetMtime, path: name, mtime: h.ModTime}
-	if u.owner {
-		set.flags |= flagSetOwner
-		set.uid, set.gid = ids(h.Uid), ids(h.Gid)
-	}
+	u.give(&set, ids(h.Uid), ids(h.Gid))
 	_, err := u.step(ctx, name, set)
 	return err
 }
@@ -311,10 +359,10 @@ func (u *unpacker) finish(ctx context.Context) error {
 			op: opSetattr, flags: flagDirectory | flagNoFollow | flagSetMode | flagSetMtime, path: d.name, mode: d.mode,
 			mtime: d.mtime,
 		}
-		if u.owner {
-			set.flags |= flagSetOwner
-			set.uid, set.gid = d.uid, d.gid
+		if d.given {
+			set.flags &^= flagSetMtime | flagSetMode
 		}
+		u.give(&set, d.uid, d.gid)
 		_, err := u.step(ctx, d.name, set)
 		if e, ok := errors.AsType[*errdefs.Error](err); ok && !d.mine && e.Errno == int(syscall.EPERM) {
 			continue // another user's directory keeps its mode

@@ -249,6 +249,9 @@ func (v *View) Symlink(ctx context.Context, target, path string) error {
 		return err
 	}
 	if err := checkPath(target); err != nil {
+		if e, ok := errors.AsType[*errdefs.Error](err); ok {
+			e.Field = "target"
+		}
 		return err
 	}
 	if err := checkTarget(path); err != nil {

@@ -41,6 +41,9 @@ const (
 	opSetattr
 	opSymlink
 	opLink
+	opWatch
+	opAdd
+	opUnwatch
 )
 
 // Flags of a request.
@@ -55,6 +58,7 @@ const (
 	flagSetMtime
 	flagDefaultMode
 	flagDirectory
+	flagNames
 )
 
 // Flags of an answer.
@@ -83,6 +87,7 @@ type request struct {
 	uid    uint32
 	gid    uint32
 	mtime  time.Time
+	ino    uint64
 	path   string
 	path2  string
 }
@@ -90,7 +95,7 @@ type request struct {
 // changes reports whether the operation may change something in the sandbox, so that it must not be sent twice.
 func (r request) changes() bool {
 	switch r.op {
-	case opStat, opOpen, opDir, opNext, opClose:
+	case opStat, opOpen, opDir, opNext, opClose, opWatch, opAdd, opUnwatch:
 		return false
 	case opCreate:
 		// It makes nothing that outlives its helper but parents, which making again finds.
@@ -118,6 +123,7 @@ func (r request) encode(cookie uint64) []byte {
 	}
 	le.PutUint16(b[52:], uint16(len(r.path)))
 	le.PutUint16(b[54:], uint16(len(r.path2)))
+	le.PutUint64(b[56:], r.ino)
 	b = append(b, r.path...)
 	return append(b, r.path2...)
 }

@@ -43,6 +43,10 @@ func (v *View) Write(ctx context.Context, path string, mode uint32, size *int64,
 	if mode == 0 {
 		commit.flags, commit.mode = flagDefaultMode, 0o644
 	}
+	if v.gives != nil {
+		commit.flags |= flagSetOwner
+		commit.uid, commit.gid = v.gives.UID, v.gives.GID
+	}
 	rep, err = v.next(ctx, s, path, commit)
 	if err != nil {
 		return Info{}, err

@@ -300,7 +300,7 @@ func TestHeadTail(t *testing.T) {
 	r, f := newRec(t)
 	check := func(name string, limit int64, head int, gap int64, tail int) {
 		t.Helper()
-		in, err := f.HeadTail("s1", 1, record.Stdout, limit)
+		in, err := f.Inline("s1", 1, record.Stdout, limit, record.KeepEnds)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func TestHeadTail(t *testing.T) {
 	check("the gap in a stream within the limit", 100*block, 2*block, 6*block, 2*block)
 	r.lengthen(t, 10)
 	check("a gap at the end", 100*block, 2*block, 8*block+10, 0)
-	if _, err := f.HeadTail("s1", 9, record.Stdout, 10); !errors.Is(err, errdefs.NotFound) {
+	if _, err := f.Inline("s1", 9, record.Stdout, 10, record.KeepEnds); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("no record: %v", err)
 	}
 }

@@ -25,9 +25,9 @@ func (i Inline) Ranges() (head, tail record.Range) {
 		record.Range{From: i.Size - int64(len(i.Tail)), To: i.Size}
 }
 
-// HeadTail reads at most limit bytes of a stream as it is now: all of it, or its beginning and its end, half the
-// limit each. The head ends and the tail begins at a gap that the record has there.
-func (f *Follower) HeadTail(sandbox string, number int64, s record.Stream, limit int64) (Inline, error) {
+// Inline reads at most limit bytes of a stream as it is now: all of it, or the part that keep names. The head ends and
+// the tail begins at a gap that the record has there.
+func (f *Follower) Inline(sandbox string, number int64, s record.Stream, limit int64, keep record.Keep) (Inline, error) {
 	file, err := os.Open(record.Path(f.dir, sandbox, number, s))
 	if errors.Is(err, os.ErrNotExist) {
 		return Inline{}, errdefs.New(errdefs.NotFound, fmt.Sprintf("stream %d of command %d", s, number),
@@ -37,23 +37,26 @@ func (f *Follower) HeadTail(sandbox string, number int64, s record.Stream, limit
 		return Inline{}, fmt.Errorf("open record: %w", err)
 	}
 	defer file.Close()
-	return HeadTail(file, limit)
+	return ReadInline(file, limit, keep)
 }
 
-// HeadTail is Follower.HeadTail of an open record.
-func HeadTail(file *os.File, limit int64) (Inline, error) {
+// ReadInline is Follower.Inline of an open record.
+func ReadInline(file *os.File, limit int64, keep record.Keep) (Inline, error) {
 	fd := int(file.Fd())
 	size, err := sizeOf(file)
 	if err != nil {
 		return Inline{}, fmt.Errorf("read record: %w", err)
 	}
 	limit = max(limit, 0)
+	ends := [...]struct{ head, tail int64 }{
+		record.KeepEnds: {limit / 2, limit / 2}, record.KeepTail: {0, limit}, record.KeepHead: {limit, 0},
+	}[keep]
 	for {
 		in := Inline{Size: size}
 		// Whole, if it fits and has no gap.
-		first := min(size, limit)
-		if size > limit {
-			first = limit / 2
+		first := ends.head
+		if size <= limit {
+			first = size
 		}
 		if in.Head, err = readRun(file, fd, 0, first); err != nil {
 			return Inline{}, fmt.Errorf("read record: %w", err)
@@ -61,8 +64,8 @@ func HeadTail(file *os.File, limit int64) (Inline, error) {
 		if int64(len(in.Head)) == size {
 			return in, nil
 		}
-		in.Head = in.Head[:min(int64(len(in.Head)), limit/2)]
-		from, err := lastRun(fd, max(size-limit/2, int64(len(in.Head))), size)
+		in.Head = in.Head[:min(int64(len(in.Head)), ends.head)]
+		from, err := lastRun(fd, max(size-ends.tail, int64(len(in.Head))), size)
 		if err != nil {
 			return Inline{}, fmt.Errorf("read record: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/linux/pipe"
 )
 
 // input is the write end of a command's standard input. One send at a time.
@@ -21,7 +22,11 @@ type input struct {
 	f       *os.File // guarded by mu: nil once closed
 	next    int64    // guarded by mu: offset of the next byte
 	unknown bool     // guarded by mu: a send was in flight when an edge died
+	grown   bool     // guarded by mu: the pipe has been made large
 }
+
+// growAt is from what size on a send makes the pipe large.
+const growAt = 64 << 10
 
 // sent is what is remembered of an input: up to where it was taken, and what was being sent.
 type sent struct {
@@ -32,10 +37,14 @@ type sent struct {
 func newInput(f *os.File) *input { return &input{turn: make(chan struct{}, 1), f: f} }
 
 // recoverInput takes over what the keeper held. It still is a descriptor that can be waited on: that is a property of
-// the open pipe.
+// the open pipe. What was on its way to a terminal counts as typed: a person sees what arrived, and must be able to go on.
 func recoverInput(f *os.File, p *proc) *input {
 	in := newInput(f)
 	in.next = p.Sent.Next
+	if p.Input == inputTerminal {
+		in.next += p.Sent.Sending
+		return in
+	}
 	in.unknown = p.Sent.Sending > 0
 	return in
 }
@@ -66,14 +75,24 @@ func (in *input) close() {
 // write writes all of data, or returns how much went through and why not more. It waits while the pipe is full.
 func (in *input) write(ctx context.Context, data []byte) (int, error) {
 	in.mu.Lock()
-	f := in.f
+	f, grow := in.f, !in.grown && len(data) > growAt
+	in.grown = in.grown || grow
 	in.mu.Unlock()
 	if f == nil {
 		return 0, os.ErrClosed
 	}
-	stop := context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(time.Unix(1, 0)) })
+	if conn, err := f.SyscallConn(); grow && err == nil {
+		// Left small it is slower and nothing else.
+		_ = conn.Control(func(fd uintptr) { _, _ = pipe.Grow(int(fd), pipe.MaxSize) })
+	}
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(cut)
+		_ = f.SetWriteDeadline(time.Unix(1, 0))
+	})
 	n, err := f.Write(data)
 	if !stop() {
+		<-cut // else it might come after ours, and no later send would get through
 		_ = f.SetWriteDeadline(time.Time{})
 	}
 	in.mu.Lock()
@@ -84,7 +103,7 @@ func (in *input) write(ctx context.Context, data []byte) (int, error) {
 
 // SendInput writes to a command's standard input at an offset and returns where the next byte goes. Bytes that were
 // taken before are dropped; a hole is Invalid. It waits while the pipe is full. When the outcome of a send was lost
-// with an edge, every further one is Unknown.
+// with an edge, every further one is Unknown; not to a terminal, where those bytes count as taken.
 func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte) (int64, error) {
 	p, err := t.find(number)
 	if err != nil {
@@ -94,12 +113,10 @@ func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte
 		return 0, err
 	}
 	p.mu.Lock()
-	in, stream := p.input, p.Input == inputStream
+	in, stream, over := p.input, p.Input == inputStream || p.Input == inputTerminal, p.hungUpLocked()
 	p.mu.Unlock()
-	closed := errdefs.New(errdefs.FailedPrecondition, p.object(), "its input is closed").
-		WithHint("Start it with stdin to send input")
 	if in == nil || !stream {
-		return 0, closed
+		return 0, p.inputClosed()
 	}
 	select {
 	case in.turn <- struct{}{}:
@@ -108,7 +125,7 @@ func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte
 		return 0, canceled(ctx, p.object())
 	}
 	in.mu.Lock()
-	next, unknown, open := in.next, in.unknown, in.f != nil
+	next, unknown, open := in.next, in.unknown, in.f != nil && !over
 	in.mu.Unlock()
 	switch {
 	case unknown:
@@ -120,7 +137,7 @@ func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte
 	case offset+int64(len(data)) <= next:
 		return next, nil
 	case !open:
-		return next, closed
+		return next, p.inputClosed()
 	}
 	data = data[next-offset:]
 	if err := p.saveInput(sent{Next: next, Sending: int64(len(data))}); err != nil {
@@ -136,10 +153,26 @@ func (t *Table) SendInput(ctx context.Context, number, offset int64, data []byte
 		return next, nil
 	case errors.Is(werr, os.ErrDeadlineExceeded):
 		return next, canceled(ctx, p.object())
-	case errors.Is(werr, syscall.EPIPE), errors.Is(werr, os.ErrClosed):
-		return next, closed
+	case errors.Is(werr, syscall.EPIPE), errors.Is(werr, os.ErrClosed), errors.Is(werr, syscall.EIO):
+		// EIO is a terminal's that nobody has open any more.
+		return next, p.inputClosed()
 	}
 	return next, fmt.Errorf("write to the input of %s: %w", p.object(), werr)
+}
+
+// inputClosed says why nothing more can be sent.
+func (p *proc) inputClosed() error {
+	if gone := p.t.goneError(); gone != nil {
+		return gone
+	}
+	what, hint := "its input is closed", "Send before you close it, or before the command closes it itself"
+	switch {
+	case p.Input != inputStream && p.Input != inputTerminal:
+		what, hint = "it was started without an input to send to", "Start it with stdin to send input"
+	case p.ended():
+		what, hint = "it has ended", "Its output and its result can still be read"
+	}
+	return errdefs.New(errdefs.FailedPrecondition, p.object(), "%s", what).WithHint("%s", hint)
 }
 
 func (p *proc) saveInput(s sent) error {
@@ -153,7 +186,7 @@ func (p *proc) saveInput(s sent) error {
 	return nil
 }
 
-// CloseInput gives a command the end of its input. Idempotent.
+// CloseInput gives a command the end of its input. Idempotent. Refused for a terminal.
 func (t *Table) CloseInput(ctx context.Context, number int64) error {
 	p, err := t.find(number)
 	if err != nil {
@@ -161,6 +194,12 @@ func (t *Table) CloseInput(ctx context.Context, number int64) error {
 	}
 	if err := p.wait(ctx, p.begun); err != nil {
 		return err
+	}
+	if err := p.refuseEndOfInput(); err != nil {
+		return err
+	}
+	if gone := t.goneError(); gone != nil {
+		return gone
 	}
 	t.closeInput(p)
 	return nil

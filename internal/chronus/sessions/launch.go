@@ -18,6 +18,7 @@ import (
 	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/linux/pipe"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 	"github.com/sandsea/sandsea/internal/record"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
@@ -39,6 +40,12 @@ type Start struct {
 	Input []byte
 	// Stream leaves standard input open for SendInput.
 	Stream bool
+	// Terminal runs the command on a terminal of this size: its input stays open for SendInput, and everything is stdout.
+	Terminal *TerminalSize
+	// Lossless lets the command wait, instead of losing output, for a Start's reader that is behind.
+	Lossless bool
+	// Handover makes it a command of a shell session.
+	Handover *Handover
 }
 
 func (s Start) validate() error {
@@ -62,6 +69,14 @@ func (s Start) validate() error {
 		return errdefs.New(errdefs.Invalid, "", "command.timeout_ms: is below 0").WithField("command.timeout_ms", "").
 			WithHint("0 means no limit")
 	}
+	if err := c.Overflow.validate(); err != nil {
+		return err
+	}
+	if s.Terminal != nil {
+		if err := s.Terminal.validate("terminal"); err != nil {
+			return err
+		}
+	}
 	if len(s.Note) > MaxNote {
 		return errdefs.New(errdefs.Invalid, "", "note: %d bytes", len(s.Note)).WithField("note", "4 KiB").
 			WithHint("Keep at most 4 KiB, the rest elsewhere")
@@ -77,8 +92,13 @@ func (s Start) digest() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encode a command: %w", err)
 	}
+	if s.Handover != nil {
+		raw = []byte(s.Handover.Digest)
+	}
 	mode := []byte{0}
 	switch {
+	case s.Terminal != nil:
+		mode = fmt.Appendf([]byte{3}, "%d %d", s.Terminal.Columns, s.Terminal.Rows)
 	case s.Stream:
 		mode[0] = 2
 	case s.Input != nil:
@@ -88,7 +108,8 @@ func (s Start) digest() (string, error) {
 }
 
 // begin starts a command, or finds the one that the key stands for. It returns once the start is decided: the command
-// runs, or it failed to, which is a result. An error means that nothing was started and nothing is remembered.
+// runs, or it failed to, which is a result. An error means that nothing was started and nothing is remembered. The record
+// of p stays until the caller has said p.let.
 func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err error) {
 	if err := s.validate(); err != nil {
 		return nil, false, err
@@ -106,7 +127,11 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 			return nil, false, errdefs.New(errdefs.AlreadyExists, t.object(), "the key %q stands for another command", s.Key).
 				WithField("key", "").WithHint("Use a new key for a new command")
 		}
-		return known, true, known.wait(ctx, known.begun)
+		if err := known.wait(ctx, known.begun); err != nil {
+			return nil, true, err
+		}
+		known.keep()
+		return known, true, nil
 	}
 	if t.end != nil {
 		defer t.mu.Unlock()
@@ -123,7 +148,9 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 	}
 	p = t.newProc(entry{
 		Number: t.next, Key: s.Key, Digest: digest, Command: s.Command.clip(), Note: s.Note, Started: t.cfg.Now().UTC(),
+		Terminal: s.Terminal, Shell: s.Handover.entry(),
 	})
+	p.callers = 1
 	t.next++
 	t.procs[p.number] = p
 	if p.key != "" {
@@ -133,6 +160,10 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 	t.mu.Unlock()
 	t.count(p)
 	t.busy()
+	if err := t.beginShell(p); err != nil {
+		t.forget(p, err)
+		return nil, false, err
+	}
 
 	if t.cfg.Starting != nil {
 		defer t.cfg.Starting()()
@@ -145,6 +176,7 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 	case isUndone(err):
 		// Remembered as it is: the next edge finds out, and until then the key stands for it.
 		t.uncount(p)
+		t.unstarted(p)
 		p.fail(err)
 		t.busy()
 		return nil, false, err
@@ -178,6 +210,7 @@ func (t *Table) forget(p *proc, err error) {
 	}
 	t.mu.Unlock()
 	t.uncount(p)
+	t.unstarted(p)
 	p.fail(err)
 	if ferr := t.cfg.Memory.Forget(p.name(), p.inputName()); ferr != nil {
 		t.cfg.Log.Warn("forget a command that was not started", "sandbox", t.cfg.ID, "process", p.number, "err", ferr)
@@ -218,17 +251,21 @@ func userFailure(c Command, name string, err error) (*StartFailure, error) {
 	if se, ok := errors.AsType[*chronus.StartError](err); ok {
 		return startFailure(c, "", string(se.Step), se.Errno, false), nil
 	}
-	switch errdefs.KindOf(err) {
-	case errdefs.NotFound:
+	switch e := errdefs.From(err); {
+	case e.Kind == errdefs.NotFound:
 		return &StartFailure{Kind: "user", Message: fmt.Sprintf("the sandbox has no user %q", name)}, nil
-	case errdefs.FailedPrecondition, errdefs.Denied, errdefs.Exhausted:
+	case slices.Contains(ownDoing, e.Kind) && e.Errno != int(syscall.EIO): // that one is a layer's or a disk's
 		return &StartFailure{
-			Kind: "broken_sandbox", Message: fmt.Sprintf("the user %q cannot be looked up: %s", name, errdefs.From(err).Msg),
-			Errno: errdefs.From(err).Errno,
+			Kind: "broken_sandbox", Message: fmt.Sprintf("the user %q cannot be looked up: %s", name, e.Msg), Errno: e.Errno,
 		}, nil
 	default:
 		return nil, fmt.Errorf("look up the user %q: %w", name, err)
 	}
+}
+
+// ownDoing are the errors of reading the sandbox's own files that say something of them.
+var ownDoing = []errdefs.Kind{
+	errdefs.FailedPrecondition, errdefs.Denied, errdefs.Exhausted, errdefs.Invalid, errdefs.DataLoss,
 }
 
 // environ lays image, sandbox and command over each other, and under them what a login would set.
@@ -248,7 +285,17 @@ func (t *Table) environ(c Command, u User) []string {
 	if name != "" {
 		base = append(base, "USER="+name, "LOGNAME="+name)
 	}
-	return image.MergeEnv(base, t.cfg.Env, own)
+	t.mu.Lock()
+	env := t.cfg.Env
+	t.mu.Unlock()
+	return image.MergeEnv(base, env, own)
+}
+
+// SetEnv replaces the sandbox's environment for the commands that start from now on.
+func (t *Table) SetEnv(env []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cfg.Env = env
 }
 
 // undo is a stack of what to take back.
@@ -290,16 +337,24 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 		return failure, err
 	}
 	spawn.Number = p.number
+	if s.Handover != nil {
+		spawn = s.Handover.over(spawn)
+	}
 	ooms, err := line.OOMKills()
 	if err != nil {
 		return nil, fmt.Errorf("count out-of-memory kills of %s: %w", t.object(), err)
 	}
 	mode := inputNone
 	switch {
+	case s.Terminal != nil:
+		mode = inputTerminal
+		spawn.Env = withTerm(spawn.Env)
 	case s.Stream:
 		mode = inputStream
 	case len(s.Input) > prefill:
 		mode = inputFeed
+	case s.Handover != nil:
+		mode = inputState
 	}
 	p.mu.Lock()
 	p.Input, p.OOMs = mode, ooms
@@ -313,26 +368,46 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 		return nil, fmt.Errorf("make a control group for %s: %w", p.object(), err)
 	}
 	back.push(x.Remove)
-	io, ends, err := t.plumb(p, s, line.UIDBase, spawn.IDs, &back)
+	var io plumbing
+	ends := &undo{}
+	if s.Terminal != nil {
+		io, err = t.plumbTerminal(ctx, line, p, s, spawn.IDs, &back)
+	} else {
+		io, ends, err = t.plumb(p, s, line.UIDBase, spawn.IDs, &back)
+	}
+	if failure := ownFault(s.Command, spawn.Cwd, err); failure != nil {
+		return failure, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = ends.run() }()
+	var state *os.File
 	stdio := x.Stdio()
-	stdio.In, stdio.Out, stdio.Err = io.in, io.out, io.err
+	if s.Handover != nil {
+		uid, gid := int(line.UIDBase+spawn.IDs.UID), int(line.UIDBase+spawn.IDs.GID)
+		if stdio.StateIn, stdio.StateOut, state, err = t.plumbState(s.Handover, uid, gid, ends); err != nil {
+			return nil, err
+		}
+	}
+	stdio.In, stdio.Out, stdio.Err, stdio.TTY = io.in, io.out, io.err, s.Terminal != nil
 
 	kx := keeper.Exec{
-		Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: x.KillFile(), Remaining: s.Command.Timeout, Stdin: io.feed,
+		Key: p.keeperKey(), Caps: s.Command.Overflow.keep().Caps(), Kill: x.KillFile(), Remaining: s.Command.Timeout,
+		Stdin: io.feed, Settled: t.makeRoom(),
 	}
 	for _, o := range io.outputs {
-		kx.Streams = append(kx.Streams, keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file})
+		kx.Streams = append(kx.Streams, o.keeperStream())
+	}
+	if mode == inputState {
+		kx.Stdin = state
 	}
 	p.mu.Lock()
-	p.exec, p.out = x, io.outputs
+	p.exec, p.out, p.state = x, io.outputs, state
 	if s.Command.Timeout > 0 {
 		p.ends = time.Now().Add(s.Command.Timeout)
 	}
-	if mode != inputNone {
+	if mode != inputNone && mode != inputState {
 		p.input = newInput(io.feed)
 	}
 	p.mu.Unlock()
@@ -354,6 +429,14 @@ func (t *Table) launch(ctx context.Context, line Line, p *proc, s Start) (failur
 	})
 	if err := t.cfg.Keeper.Record(ctx, kx); err != nil {
 		return nil, fmt.Errorf("record the output of %s: %w", p.object(), err)
+	}
+	if s.Lossless {
+		// Before the first byte. The reader takes over from here.
+		for _, o := range io.outputs {
+			if err := t.cfg.Keeper.Retain(ctx, p.keeperKey(), o.stream, 0); err != nil {
+				return nil, fmt.Errorf("keep the output of %s: %w", p.object(), err)
+			}
+		}
 	}
 	back.push(x.Kill)
 	_, err = line.Channel.Spawn(ctx, spawn, stdio)
@@ -537,9 +620,13 @@ func (t *Table) ack(number int64) {
 
 // exited makes the result of a command whose first process ended.
 func (t *Table) exited(p *proc, e chronus.Exit) {
+	now := time.Now()
 	<-p.begun
+	p.releaseTerminal()
 	p.mu.Lock()
-	limited := p.Command.Timeout > 0 && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL &&
+	// The keeper began to count later than we did: it may fire while we wait for the output, but this was not its kill.
+	early := !p.about && now.Before(p.ends)
+	limited := p.Command.Timeout > 0 && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL && !early &&
 		time.Until(p.ends) < firedWait/2
 	x := p.exec
 	p.mu.Unlock()
@@ -568,9 +655,16 @@ func (t *Table) exited(p *proc, e chronus.Exit) {
 	t.mu.Unlock()
 	p.mu.Lock()
 	switch {
+	case e.Failed != nil: // it was still being started when an edge before died
+		cwd := p.Command.Cwd
+		if cwd == "" {
+			cwd = t.cfg.Workdir
+		}
+		r.StartFailure = startFailure(p.Command, cwd, string(e.Failed.Step), e.Failed.Errno, e.Failed.Interpreter)
+		r.ExitCode = r.StartFailure.exitCode()
 	case p.infra != "":
 		r.ExitCode, r.InfraError = 125, p.infra
-	case p.firedSet && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL:
+	case p.firedSet && !early && e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL:
 		r.TimedOut, r.ExitCode, r.Signal = true, 124, int(syscall.SIGKILL)
 	case e.Status.Signaled():
 		r.Signal = int(e.Status.Signal())
@@ -602,12 +696,15 @@ func (t *Table) conclude(p *proc, r Result) (remembered bool) {
 	r.StdoutBytes, r.StderrBytes, cut = p.sizes()
 	r.Truncated = r.Truncated || cut
 	lost := t.withSandbox(r)
+	shell := t.settleShell(p, &r)
 	p.mu.Lock()
+	p.sizeLocked()
 	e := p.entry
 	if e.Ended.IsZero() {
 		e.Ended = t.cfg.Now().UTC()
 	}
-	e.Result, e.Lost = &r, lost
+	r.Exceeded = cut && e.Command.Overflow == OverflowFail
+	e.Result, e.Lost, e.Shell = &r, lost, shell
 	p.mu.Unlock()
 	err := t.cfg.Memory.SaveNext(p.name(), func(seq int64) ([]byte, error) {
 		e.Seq = seq
@@ -655,6 +752,7 @@ func (t *Table) finalize(p *proc) {
 	p.exec = nil
 	rest := slices.Clone(p.out)
 	p.mu.Unlock()
+	p.releaseTerminal()
 
 	ctx, stop := context.WithTimeoutCause(context.Background(), undoTime, errdefs.Deadline)
 	defer stop()
@@ -718,12 +816,14 @@ func (t *Table) drained(p *proc) {
 type mark struct {
 	file *os.File
 	size int64
+	// quiet, for a terminal, of which it cannot be told how much it holds: nothing is under way. size is more than enough.
+	quiet func() bool
 }
 
 // ahead reports whether the record has not come so far yet.
 func (m mark) ahead() bool {
 	fi, err := m.file.Stat()
-	return err == nil && fi.Size() < m.size
+	return err == nil && fi.Size() < m.size && (m.quiet == nil || !m.quiet())
 }
 
 // written gives for each open stream how far it has been written: what is recorded and what lies in the pipe.
@@ -747,7 +847,11 @@ func (p *proc) written() []mark {
 				break
 			}
 			if after, err := o.file.Stat(); err == nil && after.Size() == before.Size() {
-				marks = append(marks, mark{o.file, after.Size() + int64(n)})
+				m := mark{file: o.file, size: after.Size() + int64(n)}
+				if o.tty != nil {
+					m.size, m.quiet = m.size+tty.InFlight, o.quiet
+				}
+				marks = append(marks, m)
 				break
 			}
 		}
@@ -774,9 +878,18 @@ func (o *output) drain() error {
 	if err != nil {
 		return err
 	}
-	conn, err := o.pipe.SyscallConn()
+	size, err = o.drainFrom(o.pipe, size)
+	if err == nil && o.tty != nil {
+		_, err = o.drainFrom(o.tty.master, size)
+	}
+	return err
+}
+
+// drainFrom moves what is in a pipe or terminal to the record at size, and returns where that ends.
+func (o *output) drainFrom(source *os.File, size int64) (int64, error) {
+	conn, err := source.SyscallConn()
 	if err != nil {
-		return err
+		return size, err
 	}
 	buf := make([]byte, 64<<10)
 	cerr := conn.Control(func(fd uintptr) {
@@ -793,7 +906,7 @@ func (o *output) drain() error {
 				}
 				size += int64(n)
 			case errors.Is(err, syscall.EINTR):
-			case n == 0 && err == nil, errors.Is(err, syscall.EAGAIN):
+			case n == 0 && err == nil, errors.Is(err, syscall.EAGAIN), o.tty != nil && errors.Is(err, syscall.EIO):
 				err = nil
 				return
 			default:
@@ -801,7 +914,7 @@ func (o *output) drain() error {
 			}
 		}
 	})
-	return errors.Join(err, cerr)
+	return size, errors.Join(err, cerr)
 }
 
 func isUndone(err error) bool {

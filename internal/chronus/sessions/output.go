@@ -30,6 +30,7 @@ type Answer struct {
 	Replayed bool
 	Stdout   follow.Inline
 	Stderr   follow.Inline
+	Shell    *ShellEnd // of a command of a shell session
 }
 
 // Event is one piece of a command's story. Exactly one of Started, Exited, Data and Gap is set.
@@ -59,6 +60,7 @@ func (t *Table) Run(ctx context.Context, s Start, most int64) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
+	defer p.let() // once the answer is read
 	if err := p.wait(ctx, p.done); err != nil {
 		if ctx.Err() != nil {
 			t.callerLeft(p, s.Key != "")
@@ -71,13 +73,15 @@ func (t *Table) Run(ctx context.Context, s Start, most int64) (Answer, error) {
 			return Answer{}, gone
 		}
 	}
-	a := Answer{Number: p.number, Result: r, Replayed: replayed}
+	r.Truncated = false // that the record was cut says nothing of the answer
+	a := Answer{Number: p.number, Result: r, Replayed: replayed, Shell: p.shellEnd()}
 	for stream, in := range map[record.Stream]*follow.Inline{record.Stdout: &a.Stdout, record.Stderr: &a.Stderr} {
-		*in, err = t.cfg.Follow.HeadTail(t.cfg.ID, p.number, stream, most)
+		*in, err = t.cfg.Follow.Inline(t.cfg.ID, p.number, stream, most, s.Command.Overflow.keep())
 		if err != nil && !errors.Is(err, errdefs.NotFound) {
 			return Answer{}, err
 		}
 		a.Result.Truncated = a.Result.Truncated || in.Gap > 0
+		a.Result.Exceeded = a.Result.Exceeded || in.Gap > 0 && s.Command.Overflow == OverflowFail
 		if s.Key != "" {
 			t.pin(ctx, p, stream, *in)
 		}
@@ -146,6 +150,7 @@ func (t *Table) Launch(ctx context.Context, s Start) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
+	p.let()
 	return p.info(), nil
 }
 
@@ -154,6 +159,11 @@ func (t *Table) Launch(ctx context.Context, s Start) (Info, error) {
 func (t *Table) Start(ctx context.Context, s Start, detached bool) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		s.Op = "start"
+		if s.Lossless && detached {
+			yield(Event{}, errdefs.New(errdefs.Invalid, "", "lossless: a detached command has no reader").
+				WithField("lossless", "").WithHint("Use one of the two, and lossless again at Attach"))
+			return
+		}
 		p, replayed, err := t.begin(ctx, s)
 		if err != nil {
 			yield(Event{}, err)
@@ -165,11 +175,15 @@ func (t *Table) Start(ctx context.Context, s Start, detached bool) iter.Seq2[Eve
 				t.callerLeft(p, s.Key != "")
 			}
 		}()
+		at := From{Lossless: s.Lossless}
+		readers := t.register(ctx, p, at)
+		defer readers.leave()
+		p.let() // a reader that is not lossless takes what there is
 		info := p.info()
 		if !yield(Event{Started: &info, Replayed: replayed}, nil) || detached {
 			return
 		}
-		for e, err := range t.follow(ctx, p, 0, 0, false) {
+		for e, err := range t.follow(ctx, p, at, readers) {
 			whole = e.Exited != nil
 			if !yield(e, err) {
 				return
@@ -178,20 +192,44 @@ func (t *Table) Start(ctx context.Context, s Start, detached bool) iter.Seq2[Eve
 	}
 }
 
+// From is where a reader begins.
+type From struct {
+	Stdout, Stderr int64
+	// NoFollow ends at the end of what is recorded instead of waiting.
+	NoFollow bool
+	// Lossless as in Start, from these offsets on.
+	Lossless bool
+}
+
+func (at From) validate() error {
+	for field, offset := range map[string]int64{"stdout_offset": at.Stdout, "stderr_offset": at.Stderr} {
+		if offset < 0 {
+			return errdefs.New(errdefs.Invalid, "", "%s: is below 0", field).WithField(field, "").
+				WithHint("0 is the beginning")
+		}
+	}
+	return nil
+}
+
 // Attach yields a command's record from byte offsets: output, then exited. It waits for more while the command runs,
-// unless noFollow. After the command's end it gives what is recorded by then; what a child of the command still writes
+// unless NoFollow. After the command's end it gives what is recorded by then; what a child of the command still writes
 // can be read by attaching again.
-func (t *Table) Attach(ctx context.Context, number, stdout, stderr int64, noFollow bool) iter.Seq2[Event, error] {
+func (t *Table) Attach(ctx context.Context, number int64, at From) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		p, err := t.find(number)
 		if err == nil {
 			err = p.wait(ctx, p.begun)
 		}
+		if err == nil {
+			err = at.validate() // before it counts as a reader
+		}
 		if err != nil {
 			yield(Event{}, err)
 			return
 		}
-		for e, err := range t.follow(ctx, p, stdout, stderr, noFollow) {
+		readers := t.register(ctx, p, at)
+		defer readers.leave()
+		for e, err := range t.follow(ctx, p, at, readers) {
 			if !yield(e, err) {
 				return
 			}
@@ -206,26 +244,32 @@ type piece struct {
 	err error
 }
 
-func (t *Table) follow(ctx context.Context, p *proc, stdout, stderr int64, noFollow bool) iter.Seq2[Event, error] {
+func (t *Table) follow(ctx context.Context, p *proc, at From, readers retained) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		var until <-chan struct{} = p.done
-		if noFollow {
+		if at.NoFollow {
 			until = nil
 		}
 		pieces := make(chan piece)
 		turn := make(chan struct{})
 		streams := 0
 		var finished []chan struct{}
-		for s, from := range map[record.Stream]int64{record.Stdout: stdout, record.Stderr: stderr} {
+		defer func() {
+			cancel(nil)
+			for _, c := range finished {
+				<-c
+			}
+		}()
+		for s, from := range at.offsets() {
 			r, err := t.cfg.Follow.Open(t.cfg.ID, p.number, s, from, until)
 			if errors.Is(err, errdefs.NotFound) {
 				continue // merged, or it never ran
 			}
 			if err != nil {
 				yield(Event{}, err)
-				break
+				return
 			}
 			streams++
 			done := make(chan struct{})
@@ -236,12 +280,6 @@ func (t *Table) follow(ctx context.Context, p *proc, stdout, stderr int64, noFol
 				pump(ctx, r, s, pieces, turn)
 			}()
 		}
-		defer func() {
-			cancel(nil)
-			for _, c := range finished {
-				<-c
-			}
-		}()
 		for streams > 0 {
 			var e piece
 			select {
@@ -262,10 +300,11 @@ func (t *Table) follow(ctx context.Context, p *proc, stdout, stderr int64, noFol
 			case !yield(e.Event, nil):
 				return
 			default:
+				readers.passed(ctx, e.Event)
 				turn <- struct{}{}
 			}
 		}
-		if noFollow && !p.ended() {
+		if at.NoFollow && !p.ended() {
 			return
 		}
 		if err := p.wait(ctx, p.done); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"sync"
 	"syscall"
@@ -24,6 +23,7 @@ type Command struct {
 	Cwd         string            `json:"cwd,omitempty"`
 	MergeStderr bool              `json:"merge_stderr,omitempty"`
 	Timeout     time.Duration     `json:"timeout,omitempty"`
+	Overflow    Overflow          `json:"overflow,omitempty"`
 }
 
 // StartFailure says why a command never ran.
@@ -40,6 +40,7 @@ type Result struct {
 	TimedOut     bool          `json:"timed_out,omitempty"`
 	OOM          bool          `json:"oom,omitempty"`
 	Truncated    bool          `json:"truncated,omitempty"`
+	Exceeded     bool          `json:"exceeded,omitempty"` // see OverflowFail
 	StdoutBytes  int64         `json:"stdout_bytes,omitempty"`
 	StderrBytes  int64         `json:"stderr_bytes,omitempty"`
 	Wall         time.Duration `json:"wall,omitempty"`
@@ -70,13 +71,17 @@ type Info struct {
 	Result    *Result
 	HostPid   int64
 	InputOpen bool
+	Terminal  *TerminalSize // nil: it does not run on one
+	Shell     string        // the session that it belongs to
 }
 
 // The ways in which standard input is given.
 const (
-	inputNone   = ""       // end of file at once, or everything was in the pipe before the start
-	inputStream = "stream" // left open for SendInput
-	inputFeed   = "feed"   // written by the call that started it
+	inputNone     = ""         // end of file at once, or everything was in the pipe before the start
+	inputStream   = "stream"   // left open for SendInput
+	inputFeed     = "feed"     // written by the call that started it
+	inputTerminal = "terminal" // the terminal's, for SendInput
+	inputState    = "state"    // as inputNone, and the keeper holds the state of a shell session in its place
 )
 
 // entry is what is remembered of a command.
@@ -93,6 +98,9 @@ type entry struct {
 	Started time.Time `json:"started,omitzero"`
 	Ended   time.Time `json:"ended,omitzero"`
 	Result  *Result   `json:"result,omitempty"`
+	// Terminal is its size, as of the last save.
+	Terminal *TerminalSize `json:"terminal,omitempty"`
+	Shell    *shellEntry   `json:"shell,omitempty"`
 	// Lost: it ended because its sandbox did.
 	Lost bool `json:"lost,omitempty"`
 }
@@ -109,18 +117,23 @@ type proc struct {
 	counted bool // guarded by the Table's mu: it is one of the running commands
 
 	mu       sync.Mutex
-	entry              // guarded by mu
-	err      error     // guarded by mu: the start was undone, or the sandbox went away
-	Sent     sent      // guarded by mu: what an edge before remembered of the input
-	exec     Exec      // guarded by mu: until finalized
-	out      []*output // guarded by mu
-	input    *input    // guarded by mu
-	ends     time.Time // guarded by mu: when the time limit comes, by the monotonic clock
-	firedSet bool      // guarded by mu
-	claimed  bool      // guarded by mu: somebody concludes it
-	final    bool      // guarded by mu: descriptors are given back
-	stale    bool      // guarded by mu: the keeper may still hold it
-	infra    string    // guarded by mu: why the platform killed it
+	entry                           // guarded by mu
+	err      error                  // guarded by mu: the start was undone, or the sandbox went away
+	Sent     sent                   // guarded by mu: what an edge before remembered of the input
+	exec     Exec                   // guarded by mu: until finalized
+	out      []*output              // guarded by mu
+	input    *input                 // guarded by mu
+	state    *os.File               // guarded by mu: what a command of a shell session leaves, until it is settled
+	ends     time.Time              // guarded by mu: when the time limit comes at the earliest, by the monotonic clock
+	about    bool                   // guarded by mu: ends may be late, as it is of a keeper's word to an edge that came after
+	firedSet bool                   // guarded by mu
+	claimed  bool                   // guarded by mu: somebody concludes it
+	final    bool                   // guarded by mu: descriptors are given back
+	stale    bool                   // guarded by mu: the keeper may still hold it
+	infra    string                 // guarded by mu: why the platform killed it
+	lossless map[*lossless]struct{} // guarded by mu
+	callers  int                    // guarded by mu: those of begin that have not said let
+	telling  chan struct{}          // capacity 1: held while the keeper is told of lossless readers
 	quit     chan struct{}
 	quitOnce sync.Once
 }
@@ -130,6 +143,7 @@ type output struct {
 	stream  record.Stream
 	pipe    *os.File
 	file    *os.File
+	tty     *terminal // whose output it is; nil for a pipe's
 	drained chan struct{}
 	closed  bool           // guarded by the proc's mu: drained is closed
 	pins    []record.Range // guarded by the proc's mu
@@ -137,13 +151,14 @@ type output struct {
 
 const (
 	clipCommand = 16 << 10
+	clipEntry   = 32 // what an argument or variable takes beside its text
 	inputSuffix = ".in"
 )
 
 func (t *Table) newProc(e entry) *proc {
 	return &proc{
 		t: t, number: e.Number, key: e.Key, entry: e, begun: make(chan struct{}), done: make(chan struct{}),
-		fired: make(chan struct{}), quit: make(chan struct{}), claimed: e.Result != nil,
+		fired: make(chan struct{}), quit: make(chan struct{}), claimed: e.Result != nil, telling: make(chan struct{}, 1),
 	}
 }
 
@@ -154,10 +169,10 @@ func (c Command) clip() Command {
 		if len(s) > left {
 			s = s[:left] + "..."
 		}
-		left = max(0, left-len(s))
+		left = max(0, left-len(s)-clipEntry)
 		return s
 	}
-	argv := make([]string, 0, len(c.Argv))
+	var argv []string
 	for i, a := range c.Argv {
 		if left == 0 {
 			argv = append(argv, fmt.Sprintf("... (%d more)", len(c.Argv)-i))
@@ -166,13 +181,18 @@ func (c Command) clip() Command {
 		argv = append(argv, short(a))
 	}
 	c.Argv = argv
-	env := maps.Clone(c.Env)
-	for k, v := range env {
+	if c.Env == nil {
+		return c
+	}
+	env := map[string]string{}
+	for k, v := range c.Env {
 		if left == 0 {
-			delete(env, k)
-			continue
+			break
 		}
-		env[k] = short(v)
+		if len(k) < left {
+			left -= len(k)
+			env[k] = short(v)
+		}
 	}
 	c.Env = env
 	return c
@@ -189,12 +209,52 @@ func (p *proc) paths(dir string) []string {
 	}
 }
 
+// allocated is what the records of p hold.
+func (p *proc) allocated() (sum int64) {
+	for _, path := range p.paths(p.t.cfg.Dir) {
+		if fi, err := os.Stat(path); err == nil {
+			sum += allocated(fi)
+		}
+	}
+	return sum
+}
+
 func (p *proc) endedLocked() bool { return p.Result != nil }
 
 func (p *proc) ended() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.endedLocked()
+}
+
+// keep has the record stay until let, for a caller that is about to read it.
+func (p *proc) keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.callers++
+}
+
+// let undoes one keep.
+func (p *proc) let() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.callers--
+}
+
+// spared reports whether somebody reads the record who must not lose any of it.
+func (p *proc) spared() bool {
+	now := p.t.cfg.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.callers > 0 {
+		return true
+	}
+	for l := range p.lossless {
+		if now.Sub(l.moved) < losslessPatience {
+			return true
+		}
+	}
+	return false
 }
 
 // settled: ended, and all descriptors are given back.
@@ -271,8 +331,15 @@ func (p *proc) closeLocked() {
 				_ = f.Close()
 			}
 		}
+		if o.tty != nil {
+			o.tty.close()
+		}
 	}
 	p.out = nil
+	if p.state != nil {
+		_ = p.state.Close()
+		p.state = nil
+	}
 	if p.input != nil {
 		p.input.close()
 	}
@@ -302,9 +369,13 @@ func canceled(ctx context.Context, object string) error {
 func (p *proc) info() Info {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.sizeLocked()
 	i := Info{
 		Number: p.number, Command: p.Command, State: Running, Started: p.Started, Ended: p.Ended,
-		InputOpen: p.input != nil && !p.input.isClosed(),
+		InputOpen: p.input != nil && !p.input.isClosed(), Terminal: p.Terminal,
+	}
+	if p.Shell != nil {
+		i.Shell = p.Shell.Session
 	}
 	if p.Result != nil {
 		r := *p.Result
@@ -366,24 +437,38 @@ func (p *proc) sizes() (stdout, stderr int64, cut bool) {
 
 // keeperExec is what a keeper needs to go on recording p; ok is false when nothing is to be recorded.
 func (p *proc) keeperExec() (keeper.Exec, bool) {
+	settled := p.t.settledBytes()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.final || p.exec == nil {
 		return keeper.Exec{}, false
 	}
-	x := keeper.Exec{Key: p.keeperKey(), Caps: record.DefaultCaps, Kill: p.exec.KillFile()}
+	x := keeper.Exec{
+		Key: p.keeperKey(), Caps: p.Command.Overflow.keep().Caps(), Kill: p.exec.KillFile(), Settled: settled,
+	}
 	for _, o := range p.out {
 		if !o.closed {
-			x.Streams = append(x.Streams, keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file, Pins: o.pins})
+			x.Streams = append(x.Streams, o.keeperStream())
 		}
 	}
 	if p.input != nil {
 		x.Stdin = p.input.holder()
+	} else if p.Input == inputState {
+		x.Stdin = p.state
 	}
 	if !p.ends.IsZero() && p.Result == nil {
 		x.Remaining = max(time.Until(p.ends), 1)
 	}
 	return x, len(x.Streams) > 0 || x.Remaining > 0
+}
+
+// keeperStream is what a keeper needs to record o.
+func (o *output) keeperStream() keeper.Stream {
+	s := keeper.Stream{Stream: o.stream, Pipe: o.pipe, File: o.file, Pins: o.pins}
+	if o.tty != nil {
+		s.Terminal, s.Feed = o.tty.master, o.tty.feed
+	}
+	return s
 }
 
 func (p *proc) unreleased() bool {
@@ -414,6 +499,8 @@ func startFailure(c Command, cwd string, step string, errno syscall.Errno, inter
 		return say("cwd", "cannot enter the directory %q: %v", cwd, errno)
 	case "user":
 		return say("user", "cannot act as the user %q: %v", c.User, errno)
+	case "terminal":
+		return say("resources", "no room for another terminal: %v", errno)
 	case "fork", "cgroup":
 		return say("resources", "no room for another process: %v", errno)
 	case "exec":

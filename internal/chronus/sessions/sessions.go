@@ -29,6 +29,7 @@ import (
 	"github.com/sandsea/sandsea/internal/chronus"
 	"github.com/sandsea/sandsea/internal/chronus/follow"
 	"github.com/sandsea/sandsea/internal/keeper"
+	"github.com/sandsea/sandsea/internal/linux/sparse"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
@@ -99,6 +100,8 @@ type Config struct {
 	Lookup func(ctx context.Context, user string) (User, error)
 	// Starting, when set, is called as a start begins, and what it gives once that start is decided.
 	Starting func() (decided func())
+	// Shells is told of the commands of shell sessions; nil when there can be none.
+	Shells Shells
 	// Busy is told the number of running commands after each change. It must not call back.
 	Busy func(running int)
 	// Ended is told each end, after it is remembered. It must not call back.
@@ -131,6 +134,7 @@ type Table struct {
 	wg   sync.WaitGroup
 	left chan struct{} // closed by Abandon
 	once sync.Once
+	say  sync.Mutex // held while Busy is told, so that the last word is the newest; before mu
 
 	mu      sync.Mutex
 	procs   map[int64]*proc  // guarded by mu
@@ -189,8 +193,16 @@ func (t *Table) Load(records map[string][]byte) error {
 		if e.Result != nil && e.Key == "" {
 			t.plain++
 		}
+		if e.Result == nil {
+			// A session that is gone is told all the same how its command ends.
+			_ = t.beginShell(p)
+		}
 	}
-	t.kept = t.OutputBytes()
+	for _, p := range t.procs {
+		if p.claimed {
+			t.kept += p.allocated()
+		}
+	}
 	return nil
 }
 
@@ -274,6 +286,7 @@ func (t *Table) neverStarted(ctx context.Context, p *proc) error {
 	}
 	line := t.line
 	t.mu.Unlock()
+	t.unstarted(p)
 	p.fail(errdefs.New(errdefs.Unknown, p.object(), "was not started before the edge restarted").
 		WithHint("Send it again with the same key"))
 	errs := []error{t.cfg.Keeper.Release(ctx, p.keeperKey())}
@@ -291,7 +304,7 @@ func closeHeld(h keeper.Held) {
 		}
 	}
 	for _, s := range e.Streams {
-		for _, f := range []*os.File{s.Pipe, s.File} {
+		for _, f := range []*os.File{s.Pipe, s.File, s.Terminal, s.Feed} {
 			if f != nil {
 				_ = f.Close()
 			}
@@ -317,20 +330,25 @@ func (t *Table) takeOver(ctx context.Context, p *proc, h keeper.Held, in chronus
 				close(o.drained)
 				o.closed = true
 			}
+			if terr := o.adoptTerminal(s.Terminal, s.Feed, live && !in.Exited); terr != nil {
+				t.cfg.Log.Warn("open a terminal again", "sandbox", t.cfg.ID, "process", p.number, "err", terr)
+			}
 			p.out = append(p.out, o)
 		}
 		if e.Kill != nil {
 			_ = e.Kill.Close()
 		}
-		if e.Stdin != nil {
-			if p.Input == inputStream {
-				p.input = recoverInput(e.Stdin, p)
-			} else {
-				_ = e.Stdin.Close()
-			}
+		switch {
+		case e.Stdin == nil:
+		case p.Input == inputStream, p.Input == inputTerminal:
+			p.input = recoverInput(e.Stdin, p)
+		case p.Input == inputState && !p.endedLocked():
+			p.state = e.Stdin
+		default:
+			_ = e.Stdin.Close()
 		}
 		if e.Remaining > 0 {
-			p.ends = time.Now().Add(e.Remaining)
+			p.ends, p.about = time.Now().Add(e.Remaining), true
 		}
 	}
 	if h.Fired && !p.firedSet {
@@ -499,6 +517,8 @@ func (t *Table) uncount(p *proc) {
 
 func (t *Table) busy() {
 	if t.cfg.Busy != nil {
+		t.say.Lock()
+		defer t.say.Unlock()
 		t.cfg.Busy(t.Running())
 	}
 }
@@ -631,6 +651,7 @@ func (t *Table) Rerecord(ctx context.Context) error {
 	for _, p := range procs {
 		if x, ok := p.keeperExec(); ok {
 			errs = append(errs, t.cfg.Keeper.Record(ctx, x))
+			t.retainAgain(ctx, p)
 		} else if p.unreleased() {
 			if err := t.cfg.Keeper.Release(ctx, p.keeperKey()); err != nil {
 				errs = append(errs, err)
@@ -664,17 +685,34 @@ func (t *Table) settle(p *proc) {
 	if p.key == "" {
 		t.plain++
 	}
-	full := t.kept > t.cfg.Output || t.plain > MaxEnded+MaxEnded/10
+	full := t.kept > t.cfg.Output/2 || t.plain > MaxEnded+MaxEnded/10
 	t.mu.Unlock()
 	if full {
-		t.trim()
+		t.trim(false)
 	}
 }
 
-// trim drops ended commands beyond the bounds: the oldest without a key first. Records beyond the sandbox's output
-// limit go with their commands; those of commands with a key keep the result and lose the bytes, which then read as a
-// gap.
-func (t *Table) trim() {
+// makeRoom trims before a command starts, if the last one left it less than half of the output limit, and gives what the
+// records of settled commands hold then.
+func (t *Table) makeRoom() int64 {
+	if t.settledBytes() > t.cfg.Output/2 {
+		t.trim(true)
+	}
+	return t.settledBytes()
+}
+
+// settledBytes is what the records of settled commands hold, about.
+func (t *Table) settledBytes() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.kept
+}
+
+// trim drops ended commands beyond the bounds: the oldest without a key first. Records beyond half of the sandbox's
+// output limit, of which the other half is for commands that run, go with their commands; that of the last one only with
+// all. Those of commands with a key keep the result and lose the bytes, which then read as a gap. What somebody reads who
+// must not lose any of it waits for a later call.
+func (t *Table) trim(all bool) {
 	t.mu.Lock()
 	var ended []*proc
 	for _, p := range t.procs {
@@ -688,20 +726,23 @@ func (t *Table) trim() {
 	plain := 0
 	for _, p := range slices.Backward(ended) {
 		if p.key == "" {
-			if plain++; plain > MaxEnded {
+			if plain++; plain > MaxEnded && !p.spared() {
 				drop[p] = true
 			}
 		}
 	}
-	sum := t.OutputBytes()
-	if sum > t.cfg.Output {
+	var sum int64
+	for _, p := range ended {
+		sum += p.allocated()
+	}
+	if most := t.cfg.Output / 2; sum > most {
 		// A quarter more than needed, so that this is not for every command.
 		for _, keyed := range []bool{false, true} {
 			for _, p := range ended {
-				if sum <= t.cfg.Output/4*3 {
+				if sum <= most/4*3 {
 					break
 				}
-				if (p.key != "") == keyed && !drop[p] && p != ended[len(ended)-1] {
+				if (p.key != "") == keyed && !drop[p] && (all || p != ended[len(ended)-1]) && !p.spared() {
 					sum -= t.emptyFiles(p)
 				}
 			}
@@ -734,17 +775,37 @@ func (t *Table) dropFiles(p *proc) error {
 func (t *Table) emptyFiles(p *proc) int64 {
 	var freed int64
 	for _, path := range p.paths(t.cfg.Dir) {
-		fi, err := os.Stat(path)
-		if err != nil {
-			continue
-		}
-		if err := errors.Join(os.Truncate(path, 0), os.Truncate(path, fi.Size())); err != nil {
+		n, err := empty(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.cfg.Log.Warn("drop recorded output", "sandbox", t.cfg.ID, "process", p.number, "err", err)
-			continue
 		}
-		freed += allocated(fi)
+		freed += n
 	}
 	return freed
+}
+
+// empty makes a hole of a record. Its size, which is the stream's, stays at every moment: a reader may be at any offset,
+// and we may be killed.
+func empty(path string) (freed int64, err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil || fi.Size() == 0 {
+		return 0, err
+	}
+	fd := int(f.Fd())
+	block, err := sparse.Block(fd)
+	if err != nil {
+		return 0, err
+	}
+	// With the last block, of which a part would be zeros otherwise.
+	if err := sparse.Punch(fd, 0, (fi.Size()+block-1)/block*block); err != nil {
+		return 0, err
+	}
+	return allocated(fi), nil
 }
 
 // lookup resolves a user, with root and numbers remembered: they mean the same for the sandbox's life.

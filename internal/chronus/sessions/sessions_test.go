@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,7 +27,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/backend/fake"
 	"github.com/sandsea/sandsea/internal/keeper"
-	"github.com/sandsea/sandsea/internal/layers/plan"
+	"github.com/sandsea/sandsea/internal/record"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -50,6 +52,18 @@ func (m *memory) Save(name string, data []byte) error {
 	}
 	m.data[name] = bytes.Clone(data)
 	return nil
+}
+
+// has reports whether a name that ends so is remembered.
+func (m *memory) has(suffix string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name := range m.data {
+		if strings.HasSuffix(name, suffix) {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *memory) SaveNext(name string, encode func(int64) ([]byte, error)) error {
@@ -92,6 +106,8 @@ type rig struct {
 	change func(*sessions.Config)
 	stop   func()
 	relay  *relay
+	// wrap, when set, comes before the line to the inside.
+	wrap func(chronus.Channel) chronus.Channel
 	// connect, when set, reaches the keeper instead of the fake one.
 	connect func(*testing.T) keeper.Client
 }
@@ -145,7 +161,7 @@ func (r *rig) begin(link keeper.Client) {
 		t.Fatal(err)
 	}
 	r.dir, r.mem, r.link = t.TempDir(), &memory{data: map[string][]byte{}}, link
-	r.inst, err = r.backend().Start(t.Context(), r.id, plan.Plan{}, sandbox.Limits{}, time.Now().Add(time.Hour))
+	r.inst, err = r.backend().Start(t.Context(), backend.Spec{ID: r.id, Hard: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,8 +208,12 @@ func (r *rig) open(inside []chronus.Process, held []keeper.Held) {
 	if err := r.table.Load(records); err != nil {
 		r.t.Fatal(err)
 	}
+	channel := r.inst.Channel()
+	if r.wrap != nil {
+		channel = r.wrap(channel)
+	}
 	err := r.table.Connect(r.t.Context(), sessions.Line{
-		Channel: r.inst.Channel(), OOMKills: r.inst.OOMKills, UIDBase: r.inst.UIDBase(),
+		Channel: channel, OOMKills: r.inst.OOMKills, UIDBase: r.inst.UIDBase(),
 		NewExec: func(ctx context.Context, n int64) (sessions.Exec, error) { return r.inst.NewExec(ctx, n) },
 	}, inside, held)
 	if err != nil {
@@ -301,7 +321,7 @@ func (r *rig) attach(number, from int64, noFollow bool) (string, *sessions.Info)
 	var out strings.Builder
 	var end *sessions.Info
 	next := from
-	for e, err := range r.table.Attach(ctx, number, from, 0, noFollow) {
+	for e, err := range r.table.Attach(ctx, number, sessions.From{Stdout: from, NoFollow: noFollow}) {
 		if err != nil {
 			r.t.Fatalf("attach: %v", err)
 		}
@@ -426,6 +446,35 @@ func TestRequestsThatCanNeverWorkNameTheField(t *testing.T) {
 	}
 }
 
+func TestLittleIsKeptOfALargeRequest(t *testing.T) {
+	r := newRig(t)
+	names := map[string]string{strings.Repeat("n", 1<<20): ""}
+	for i := range 100_000 {
+		names[fmt.Sprint("v", i)] = ""
+	}
+	for what, c := range map[string]sessions.Command{
+		"empty arguments": {Argv: append([]string{"true"}, make([]string, 1<<20)...)},
+		"a long argument": {Argv: []string{"true", strings.Repeat("a", 100_000)}},
+		"empty variables": {Argv: []string{"true"}, Env: names},
+	} {
+		a := r.run(sessions.Start{Command: c})
+		kept := r.process(a.Number).Command
+		size := 16 * cap(kept.Argv)
+		for _, arg := range kept.Argv {
+			size += len(arg)
+		}
+		for k, v := range kept.Env {
+			size += len(k) + len(v) + 32
+		}
+		if size > 32<<10 {
+			t.Errorf("%s: %d bytes are kept", what, size)
+		}
+		if kept.Argv[0] != "true" {
+			t.Errorf("%s: %q", what, kept.Argv[0])
+		}
+	}
+}
+
 func TestEnvironmentUserAndDirectory(t *testing.T) {
 	r := newRig(t)
 	a := r.run(sessions.Start{Command: sessions.Command{Argv: []string{"env"}, Env: map[string]string{"A": "call", "B": "2"}, User: "agent"}})
@@ -520,6 +569,15 @@ func TestDeathBySignalIsNeverATimeOut(t *testing.T) {
 	}
 	if err := r.table.Signal(t.Context(), 999, 15, false); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("signal to nobody: %v", err)
+	}
+}
+
+func TestAKillShortlyBeforeTheLimitIsNoTimeOut(t *testing.T) {
+	r := newRig(t)
+	s := cmd("oom")
+	s.Command.Timeout = 300 * time.Millisecond
+	if res := r.run(s).Result; res.TimedOut || !res.OOM || res.ExitCode != 137 || res.Wall >= s.Command.Timeout {
+		t.Fatalf("%+v", res)
 	}
 }
 
@@ -690,10 +748,10 @@ func TestReadersComeAndGo(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, err := first(r.table.Attach(t.Context(), i.Number, size+1, 0, false)); !errors.Is(err, errdefs.Invalid) {
+	if _, err := first(r.table.Attach(t.Context(), i.Number, sessions.From{Stdout: size + 1})); !errors.Is(err, errdefs.Invalid) {
 		t.Errorf("an offset past the end: %v", err)
 	}
-	if _, err := first(r.table.Attach(t.Context(), 77, 0, 0, false)); !errors.Is(err, errdefs.NotFound) {
+	if _, err := first(r.table.Attach(t.Context(), 77, sessions.From{})); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("nobody's record: %v", err)
 	}
 	a := r.run(cmd("bytes", fmt.Sprint(size)))
@@ -743,11 +801,22 @@ func TestInputByOffsets(t *testing.T) {
 	if out != "hello world!\n" || end.Result.ExitCode != 0 {
 		t.Fatalf("%q, %+v", out, end.Result)
 	}
-	send(13, "late", 13, errdefs.FailedPrecondition)
-	m := r.launch(cmd("sleep", "60")).Number
-	if _, err := r.table.SendInput(t.Context(), m, 0, []byte("x")); !errors.Is(err, errdefs.FailedPrecondition) {
-		t.Fatalf("input to a command without: %v", err)
+	refused := func(n, off int64, why string) {
+		t.Helper()
+		_, err := r.table.SendInput(t.Context(), n, off, []byte("x"))
+		if !errors.Is(err, errdefs.FailedPrecondition) || !strings.Contains(err.Error(), why) {
+			t.Fatalf("got %v, want %q", err, why)
+		}
 	}
+	refused(n, 13, "it has ended")
+	refused(r.launch(cmd("sleep", "60")).Number, 0, "without an input")
+	s = cmd("sleep", "60")
+	s.Stream = true
+	open := r.launch(s).Number
+	if err := r.table.CloseInput(t.Context(), open); err != nil {
+		t.Fatal(err)
+	}
+	refused(open, 0, "its input is closed")
 }
 
 func TestASendThatTheCommandDoesNotReadEndsWithItsCaller(t *testing.T) {
@@ -757,12 +826,98 @@ func TestASendThatTheCommandDoesNotReadEndsWithItsCaller(t *testing.T) {
 	n := r.launch(s).Number
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	next, err := r.table.SendInput(ctx, n, 0, make([]byte, 1<<20))
-	if !errors.Is(err, errdefs.Deadline) || next == 0 || next >= 1<<20 {
+	const most = 2 << 20 // more than any pipe holds
+	next, err := r.table.SendInput(ctx, n, 0, make([]byte, most))
+	if !errors.Is(err, errdefs.Deadline) || next == 0 || next >= most {
 		t.Fatalf("%d, %v", next, err)
 	}
 	if got, err := r.table.SendInput(t.Context(), n, 0, make([]byte, next)); err != nil || got != next {
 		t.Fatalf("what was taken before: %d, %v", got, err)
+	}
+}
+
+func TestASendWhoseCallerLeavesDoesNotEndTheNextOne(t *testing.T) {
+	r := newRig(t)
+	s := cmd("count")
+	s.Stream = true
+	n := r.launch(s).Number
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	next := int64(0)
+	for i := range 3000 {
+		if at, err := r.table.SendInput(gone, n, next, []byte("a")); err == nil {
+			next = at
+		}
+		at, err := r.table.SendInput(t.Context(), n, next, []byte("b"))
+		if err != nil {
+			t.Fatalf("round %d: a send whose caller waits: %v", i, err)
+		}
+		next = at
+	}
+}
+
+func TestAnAttachThatCannotBeginSaysSoOnceAndEnds(t *testing.T) {
+	r := newRig(t)
+	n := r.launch(cmd("sleep", "60")).Number
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	refused := func(at sessions.From) (got error) {
+		for _, err := range r.table.Attach(ctx, n, at) {
+			got = err
+			break
+		}
+		return got
+	}
+	for _, at := range []sessions.From{{Stdout: -1}, {Stderr: -1, Lossless: true}} {
+		if err := refused(at); !errors.Is(err, errdefs.Invalid) {
+			t.Errorf("%+v: %v", at, err)
+		}
+	}
+	path := record.Path(r.dir, string(r.id), n, record.Stderr)
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path, path); err != nil { // a record that cannot be opened
+		t.Fatal(err)
+	}
+	for range 10 {
+		if err := refused(sessions.From{}); !errors.Is(err, syscall.ELOOP) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestBusyIsToldTheNewestNumberLast(t *testing.T) {
+	var last atomic.Int64
+	var slow atomic.Bool
+	telling, goOn, told := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	r := newRig(t, func(c *sessions.Config) {
+		c.Busy = func(running int) {
+			if running == 0 && slow.CompareAndSwap(true, false) {
+				close(telling)
+				<-goOn // as one who waits for a lock
+				defer close(told)
+			}
+			last.Store(int64(running))
+		}
+	})
+	slow.Store(true)
+	done := make(chan struct{}, 2)
+	go func() { r.run(cmd("true")); done <- struct{}{} }()
+	<-telling
+	began := make(chan struct{})
+	go func() { r.launch(cmd("sleep", "60")); close(began); done <- struct{}{} }()
+	wait.Until(t, patience, func() bool { return r.table.Running() == 1 }, "the second command")
+	select {
+	case <-began: // it did not wait for its turn to tell
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(goOn)
+	<-done
+	<-done
+	<-told
+	if n := last.Load(); n != 1 {
+		t.Fatalf("told last that %d run, it is one", n)
 	}
 }
 
@@ -846,6 +1001,33 @@ func TestACommandThatEndedWithoutAnEdgeHasItsResult(t *testing.T) {
 	}
 }
 
+// failing tells first that the start of a command failed.
+type failing struct {
+	chronus.Channel
+	number int64
+}
+
+func (c failing) Exits() iter.Seq2[chronus.Exit, error] {
+	return func(yield func(chronus.Exit, error) bool) {
+		failed := &chronus.StartError{Step: chronus.StepExec, Errno: syscall.ENOENT}
+		if yield(chronus.Exit{Number: c.number, Failed: failed}, nil) {
+			c.Channel.Exits()(yield)
+		}
+	}
+}
+
+func TestAStartThatFailsAfterItsEdgeDiedIsNoSuccess(t *testing.T) {
+	r := newRig(t)
+	n := r.launch(cmd("sleep", "60")).Number
+	r.wrap = func(c chronus.Channel) chronus.Channel { return failing{c, n} }
+	r.restart()
+	_, end := r.attach(n, 0, false)
+	res := end.Result
+	if end.State != sessions.Failed || res.ExitCode != 127 || res.StartFailure == nil || res.StartFailure.Kind != "not_found" {
+		t.Fatalf("%v: %+v", end.State, res)
+	}
+}
+
 func TestARememberedCommandThatNeverStartedRunsOnARetry(t *testing.T) {
 	r := newRig(t)
 	s := cmd("echo", "ran")
@@ -880,7 +1062,7 @@ func TestAFeedThatTheEdgesDeathCutIsThePlatformsFault(t *testing.T) {
 	})
 	s := cmd("lazy")
 	s.Key = "k"
-	s.Input = make([]byte, 1<<20)
+	s.Input = make([]byte, 3<<20) // more than any pipe holds
 	go func() { _, _ = r.table.Run(context.Background(), s, 0) }()
 	wait.Until(t, patience, func() bool { return r.world.Tasks(r.id) == 1 }, "the command")
 	r.restart()

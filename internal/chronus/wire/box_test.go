@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -188,7 +189,7 @@ func TestSetUpTellsWhatIsInForce(t *testing.T) {
 	}
 	want := chronus.InForce{
 		Version: wire.Version, Seccomp: true, Caps: wire.DefaultCaps &^ 1, UserNS: true, NoNewPrivs: true,
-		Masks: got.Masks, OpenFiles: 77,
+		Masks: got.Masks, OpenFiles: 77, Terminals: true, Shells: true,
 	}
 	if got != want || got.Masks < 10 {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -210,6 +211,7 @@ func seenFromInside(t *testing.T, warm bool) {
 		s.VisibleCPUs = 3
 		s.CPUs = []int{0}
 		s.ShmBytes = 1 << 20
+		s.Resolver = netip.MustParseAddr("100.64.0.1")
 	}})
 	user := func(script string) chronus.Spawn { return asUser(sh(script)) }
 	for _, c := range []struct {
@@ -245,6 +247,7 @@ func seenFromInside(t *testing.T, warm bool) {
 		{"a session of its own", sh("set -- $(cat /proc/self/stat); test $6 != 0 && echo yes"), "yes", 0},
 		// PID 1, shells, ls and grep, and nobody else: the pipe's other end may not be there yet.
 		{"only its own processes", sh("n=$(ls /proc | grep -c '^[0-9]'); test $n -ge 3 && test $n -le 5 && echo yes"), "yes", 0},
+		{"its resolver", sh("cat /etc/resolv.conf; ls -l /etc/resolv.conf | cut -c1-10"), "nameserver 100.64.0.1\noptions timeout:1 attempts:5\n-rw-r--r--", 0},
 		{"loopback is up and alone", sh("ip -o addr | grep -c 'inet 127.0.0.1'; ip -o link | wc -l"), "1\n1", 0},
 		{
 			"masked files are empty",
@@ -817,7 +820,9 @@ func TestWhoBreaksTheContractEndsTheSandbox(t *testing.T) {
 		{"a long message", make([]byte, 65)},
 		{"another version", append([]byte{9}, message(1, 0, 0)[1:]...)},
 		{"an unknown kind", message(77, 0, 0)},
-		{"a reserved kind", message(5, 0, 0)},
+		{"a reserved kind", message(8, 0, 0)},
+		{"a terminal with padding", message(5, 60, 1)},
+		{"a terminal with a number", message(5, 8, 1)},
 		{"an answer", message(129, 0, 0)},
 		{"a second set-up", message(2, 0, 0)},
 		{"a start without number", message(3, 0, 0)},

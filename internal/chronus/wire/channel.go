@@ -54,6 +54,8 @@ type Channel struct {
 	acked []int64
 	// exits are to be handed to the consumer of Exits; guarded by mu.
 	exits []chronus.Exit
+	// terminals and shells say that the inside knows what it takes for one; guarded by mu.
+	terminals, shells bool
 	// hello is the greeting under way; guarded by mu.
 	hello *greeting
 	// dead is why the line closed; guarded by mu.
@@ -172,26 +174,29 @@ func (c *Channel) read() {
 	buf := make([]byte, messageSize+1)
 	for {
 		n, files, err := c.conn.Recv(context.Background(), buf)
-		if err != nil {
+		// That this process can hold no more descriptors is not the inside's fault: who asked for one gets none.
+		cut := errors.Is(err, scm.ErrTruncated) && n > 0
+		if err != nil && !cut {
 			if errors.Is(err, io.EOF) {
 				err = errors.New("its first process is gone")
 			}
 			c.die(err)
 			return
 		}
-		if len(files) > 0 {
-			scm.CloseFiles(files)
-			c.die(fmt.Errorf("%w: %d descriptors nobody asked for", errMessage, len(files)))
-			return
-		}
 		m, err := decode(buf[:n])
 		if err == nil {
 			err = m.check()
+		}
+		if err == nil && cut {
+			err = m.cut()
+		} else if err == nil {
+			err = m.carry(files)
 		}
 		if err == nil {
 			err = c.take(m)
 		}
 		if err != nil {
+			scm.CloseFiles(files)
 			c.die(err)
 			return
 		}
@@ -209,6 +214,7 @@ func (c *Channel) take(m message) error {
 			opens = true
 		}
 		if !opens {
+			m.drop()
 			return nil
 		}
 		c.open = true
@@ -220,7 +226,7 @@ func (c *Channel) take(m message) error {
 		return nil
 	}
 	switch m.kind {
-	case kindPrepared, kindReady, kindServing, kindSignalled:
+	case kindPrepared, kindReady, kindServing, kindSignalled, kindPTY:
 		c.answerLocked(m)
 		return nil
 	case kindFailed:
@@ -252,7 +258,9 @@ func (c *Channel) answerLocked(m message) {
 	if w, ok := c.waiting[m.seq]; ok {
 		delete(c.waiting, m.seq)
 		w <- m
+		return
 	}
+	m.drop()
 }
 
 func (p *process) tell(m message) {
@@ -325,6 +333,7 @@ func (c *Channel) rosterLocked(m message) error {
 	}
 	c.hello = nil
 	out := greeted{facts: g.facts.inForce()}
+	c.terminals, c.shells = out.facts.Terminals, out.facts.Shells
 	for number, p := range c.known {
 		if _, there := g.listed[number]; !there && p.seq < g.seq {
 			delete(c.known, number)
@@ -430,6 +439,15 @@ func (c *Channel) ask(ctx context.Context, m message, files []*os.File) (message
 		delete(c.waiting, seq)
 		c.mu.Unlock()
 	}
+	late := func() {
+		select {
+		case got, ok := <-answer:
+			if ok {
+				got.drop()
+			}
+		default:
+		}
+	}
 	select {
 	case got, ok := <-answer:
 		if !ok {
@@ -448,6 +466,7 @@ func (c *Channel) ask(ctx context.Context, m message, files []*os.File) (message
 		return message{}, c.reason()
 	case <-ctx.Done():
 		forget()
+		late()
 		return message{}, limitError(ctx, errdefs.Unknown, "it was asked")
 	}
 }
@@ -488,6 +507,9 @@ func (c *Channel) Setup(ctx context.Context, s Setup) (chronus.InForce, error) {
 	case err != nil:
 		return chronus.InForce{}, err
 	case m.kind == kindReady:
+		c.mu.Lock()
+		c.terminals, c.shells = m.inForce().Terminals, m.inForce().Shells
+		c.mu.Unlock()
 		return m.inForce(), nil
 	case m.kind == kindFailed:
 		return chronus.InForce{}, m.setupError()
@@ -569,6 +591,19 @@ func (c *Channel) Spawn(ctx context.Context, s chronus.Spawn, io chronus.Stdio) 
 	if io.Err != nil {
 		m.flags |= spawnErr
 		files = append(files, io.Err)
+	}
+	if io.TTY {
+		if err := c.knowsTerminals(object); err != nil {
+			return 0, err
+		}
+		m.flags |= spawnTTY
+	}
+	if io.StateIn != nil {
+		if err := c.knowsShells(object); err != nil {
+			return 0, err
+		}
+		m.flags |= spawnState
+		files = append(files, io.StateIn, io.StateOut)
 	}
 	answer := make(chan message, 1)
 	mine := false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"syscall"
 	"time"
 
@@ -26,6 +27,7 @@ const (
 	kindSetup      kind = 2
 	kindSpawn      kind = 3
 	kindServeFiles kind = 4
+	kindOpenPTY    kind = 5
 	kindSignal     kind = 6
 	kindAck        kind = 7
 	kindPrepare    kind = 10
@@ -39,16 +41,21 @@ const (
 	kindRosterEnd kind = 135
 	kindServing   kind = 136
 	kindSignalled kind = 137
+	kindPTY       kind = 138
 	kindPrepared  kind = 139
 )
 
 const (
 	spawnErr          = 1
+	spawnTTY          = 2
+	spawnState        = 4
 	failedInterpreter = 1
 
 	factSeccomp    = 1
 	factUserNS     = 2
 	factNoNewPrivs = 4
+	factPTY        = 8
+	factShell      = 16
 
 	stateStarting = 1
 	stateRunning  = 2
@@ -82,6 +89,8 @@ type message struct {
 	stime   uint64 // µs
 	maxrss  uint64 // bytes
 	wall    uint64 // ns
+
+	file *os.File // pty: what came along
 }
 
 var errMessage = errors.New("broken message")
@@ -169,7 +178,7 @@ func decode(b []byte) (message, error) {
 		if le.Uint32(body[12:]) != 0 {
 			return m, fmt.Errorf("%w: kind %d: padding in use", errMessage, m.kind)
 		}
-	case kindPrepare, kindSetup, kindServeFiles, kindAck, kindRosterEnd, kindPrepared:
+	case kindPrepare, kindSetup, kindServeFiles, kindOpenPTY, kindAck, kindRosterEnd, kindPrepared, kindPTY:
 	default:
 		return m, fmt.Errorf("%w: kind %d", errMessage, m.kind)
 	}
@@ -196,7 +205,7 @@ func (m *message) check() error {
 		ok = numbered && m.step == 0 && m.flags == 0 && m.errno >= 0 && m.errno < 4096
 	case kindReady, kindRoster:
 		ok = !numbered && m.version == Version && m.count <= slots && m.nofile <= math.MaxInt64
-	case kindRosterEnd, kindPrepared:
+	case kindRosterEnd, kindPrepared, kindPTY:
 		ok = !numbered
 	case kindProcess, kindExit:
 		ok = numbered && m.pid > 1
@@ -234,20 +243,23 @@ func (m *message) inForce() chronus.InForce {
 		NoNewPrivs: m.flags&factNoNewPrivs != 0,
 		Masks:      int(m.masks),
 		OpenFiles:  int64(m.nofile),
+		Terminals:  m.flags&factPTY != 0,
+		Shells:     m.flags&factShell != 0,
 	}
 }
 
 // commandSteps are the steps of a command by their number; 8 and 9 are this side's fault or the limits'.
 var commandSteps = map[uint32]chronus.Step{
-	1: chronus.StepFork,
-	2: chronus.StepStdio,
-	3: chronus.StepCgroup,
-	4: chronus.StepCwd,
-	5: chronus.StepUser,
-	6: chronus.StepFilter,
-	7: chronus.StepExec,
-	8: "spec",
-	9: "limits",
+	1:  chronus.StepFork,
+	2:  chronus.StepStdio,
+	3:  chronus.StepCgroup,
+	4:  chronus.StepCwd,
+	5:  chronus.StepUser,
+	6:  chronus.StepFilter,
+	7:  chronus.StepExec,
+	8:  "spec",
+	9:  "limits",
+	10: chronus.StepTerminal,
 }
 
 // setupSteps are the steps of a sandbox's start by their number.

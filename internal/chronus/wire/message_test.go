@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -56,7 +57,11 @@ func examples() map[string]message {
 		"prepared":    {head: h(kindPrepared, 0)},
 		"setup":       {head: h(kindSetup, 0)},
 		"spawn":       {head: h(kindSpawn, number), flags: spawnErr},
+		"spawn_tty":   {head: h(kindSpawn, number), flags: spawnTTY},
+		"spawn_state": {head: h(kindSpawn, number), flags: spawnErr | spawnState},
 		"serve_files": {head: h(kindServeFiles, 0)},
+		"openpty":     {head: h(kindOpenPTY, 0)},
+		"pty":         {head: h(kindPTY, 0)},
 		"signal":      {head: h(kindSignal, number), signal: 15},
 		"ack":         {head: h(kindAck, number)},
 		"ready":       facts(kindReady, 0),
@@ -89,7 +94,8 @@ func TestBothEndsLayOutMessagesAlike(t *testing.T) {
 	}
 	setup := Setup{
 		Hostname: "box", OpenFiles: 1024, NoNewPrivs: true, Caps: 0xa80425fb, CPUs: []int{1, 11}, ShmBytes: 64 << 20,
-		Filter: []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
+		Resolver: netip.MustParseAddr("100.64.0.1"),
+		Filter:   []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
 	}
 	plan, err := setup.encode()
 	if err != nil {
@@ -257,6 +263,7 @@ func TestSetUpsAreCheckedBeforeTheyAreSent(t *testing.T) {
 	}{
 		{"hostname", Setup{Hostname: strings.Repeat("h", 64)}},
 		{"hostname", Setup{Hostname: "a\x00b"}},
+		{"resolver", Setup{Resolver: netip.IPv6Loopback()}},
 		{"open_files", Setup{OpenFiles: -1}},
 		{"shm_bytes", Setup{ShmBytes: -1}},
 		{"filter", Setup{Filter: make([]byte, 7)}},

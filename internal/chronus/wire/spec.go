@@ -2,6 +2,7 @@ package wire
 
 import (
 	"math"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -60,6 +61,8 @@ type Setup struct {
 	// VisibleCPUs is how many processors /sys shows; 0 means as many as in CPUs, or all.
 	VisibleCPUs int
 	ShmBytes    int64 // of /dev/shm; 0 means 64 MiB
+	// Resolver is the IPv4 address that /etc/resolv.conf names; the zero Addr leaves the file as it is.
+	Resolver netip.Addr
 	// Root is the detached mount of the root file system, for a sandsea-init that the spawner gave none; nil otherwise.
 	Root *os.File
 }
@@ -92,6 +95,8 @@ func (s *Setup) encode() ([]byte, error) {
 		return nil, invalid("shm_bytes", "", "shared memory of %d bytes", s.ShmBytes)
 	case len(s.Filter)%8 != 0 || len(s.Filter) > 8*maxFilter:
 		return nil, invalid("filter", "4096 instructions", "filter of %d bytes", len(s.Filter))
+	case s.Resolver.IsValid() && !s.Resolver.Is4():
+		return nil, invalid("resolver", "", "resolver %s is no IPv4 address", s.Resolver)
 	case visible < 0 || visible > 65536:
 		return nil, invalid("visible_cpus", "65536", "%d visible processors", visible)
 	}
@@ -113,6 +118,9 @@ func (s *Setup) encode() ([]byte, error) {
 			return nil, invalid("cpus", "1023", "processor %d", cpu)
 		}
 		b[112+cpu/8] |= 1 << (cpu % 8)
+	}
+	if s.Resolver.IsValid() {
+		copy(b[240:255], s.Resolver.String())
 	}
 	return append(b, s.Filter...), nil
 }

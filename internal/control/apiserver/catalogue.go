@@ -179,16 +179,18 @@ func (c *catalogue) find(ctx context.Context, ref string) (*named, error) {
 		return nil, errdefs.New(errdefs.NotFound, "image "+ref[:15],
 			"none with this digest").WithHint("All: sandsea image ls")
 	}
-	c.mu.RLock()
-	n := c.byName[ref]
-	c.mu.RUnlock()
-	if n != nil {
-		return n, nil
-	}
-	if checkImageName("ref", ref) == nil {
-		n, err := c.fresh(ctx, ref)
-		if err != nil || n != nil {
-			return n, err
+	for _, name := range slices.Compact([]string{ref, spelled(ref)}) {
+		c.mu.RLock()
+		n := c.byName[name]
+		c.mu.RUnlock()
+		if n != nil {
+			return n, nil
+		}
+		if checkImageName("ref", name) == nil {
+			n, err := c.fresh(ctx, name)
+			if err != nil || n != nil {
+				return n, err
+			}
 		}
 	}
 	var names []string

@@ -82,9 +82,10 @@ type attempt struct {
 	digest string
 	spec   sandbox.Spec
 	wire   *pb.SandboxSpec // the complete spec as a message
-	json   json.RawMessage // the same for the record
+	json   json.RawMessage // the same for the record, in brief
 	layers []image.Digest
 	config image.Config
+	image  image.Digest
 	need   placement.Need
 	began  time.Time
 	ready  time.Duration
@@ -96,6 +97,7 @@ type attempt struct {
 	// spent: the node began with the id and gave up; it takes the same id for that one for ever.
 	spent    bool
 	refusals map[string]int
+	refusal  string // the last one
 }
 
 // create makes a sandbox, or finds the one that the key stands for.
@@ -122,7 +124,7 @@ func (s *Server) create(ctx context.Context, spec *pb.SandboxSpec, key string, r
 				}
 			}
 		}
-		return nil, err
+		return nil, errdefs.AtStage(err, errdefs.StageImage)
 	}
 	sb, err := a.run(ctx)
 	if err != nil {
@@ -156,7 +158,9 @@ func (a *attempt) read(m *pb.SandboxSpec, readyMs int64) error {
 		return err
 	}
 	a.wire = sandboxpb.FromSpec(a.spec)
-	if a.json, err = (protojson.MarshalOptions{UseProtoNames: true}).Marshal(a.wire); err != nil {
+	// The record is for what is shown of a sandbox that is lost.
+	kept := sandboxpb.Brief(&pb.Sandbox{Spec: a.wire}).GetSpec()
+	if a.json, err = (protojson.MarshalOptions{UseProtoNames: true}).Marshal(kept); err != nil {
 		return fmt.Errorf("encode the spec: %w", err)
 	}
 	l := a.spec.Limits
@@ -173,7 +177,11 @@ func (a *attempt) resolve(ctx context.Context) error {
 	for _, l := range img.Layers {
 		a.layers = append(a.layers, l.Digest)
 	}
-	a.config = img.Config
+	a.config, a.image = img.Config, img.Digest()
+	if a.spec.Entrypoint == sandbox.EntrypointImage && len(img.Config.Entrypoint)+len(img.Config.Cmd) == 0 {
+		return errdefs.New(errdefs.Invalid, "", "entrypoint.mode: the image has neither entrypoint nor command to start").
+			WithField("entrypoint.mode", "").WithHint("Give a command (-- CMD…, mode argv), or use the mode idle")
+	}
 	return nil
 }
 
@@ -212,8 +220,10 @@ func (a *attempt) round(ctx context.Context) (*pb.Sandbox, error) {
 			return sb, err
 		}
 		last = errors.Unwrap(err)
+		a.s.log.Debug("node refused a create", "node", ref.Number, "err", last)
 		a.s.overlay.Refused(ref.Number, a.need, time.Now())
-		a.refusals[text(last)]++
+		a.refusal = text(last)
+		a.refusals[a.refusal]++
 		tried = append(tried, ref.Number)
 		if ctx.Err() != nil {
 			break
@@ -528,10 +538,7 @@ func neverReady(sb *pb.Sandbox) bool {
 }
 
 func (a *attempt) lost(rec createRecord, name string) error {
-	e := errdefs.New(errdefs.Lost, "sandbox "+rec.ID.Short(), "lost: node %s restarted or was fenced", name).
-		WithHint("Platform fault, not the task's. Create again with another key")
-	e.Cause = string(sandbox.CauseInfraLost)
-	return e
+	return lostError(rec.ID, name).WithHint("Platform fault, not the task's. Create again with another key")
 }
 
 // epoch is a node's epoch as the view knows it.
@@ -549,7 +556,7 @@ func (a *attempt) ask(ctx context.Context) (*pb.Sandbox, error) {
 	req := connect.NewRequest(&nodev1.CreateRequest{
 		Id: string(a.rec.ID), Project: a.rec.Project, NodeEpoch: a.rec.NodeEpoch, Spec: a.wire,
 		Layers: sandboxpb.FromDigests(a.layers), Config: sandboxpb.FromConfig(a.config), By: a.who.Principal,
-		Digest: a.digest,
+		Digest: a.digest, ImageDigest: string(a.image),
 	})
 	speak(req.Header(), iam.Caller{Principal: a.who.Principal, Covers: []string{a.rec.Project}})
 	asked := time.Now()
@@ -576,7 +583,7 @@ func (a *attempt) ask(ctx context.Context) (*pb.Sandbox, error) {
 		return nil, a.unsure(ctx, name, err)
 	default:
 		a.drop(ctx) // the node's own word: nothing is left
-		return nil, err
+		return nil, errdefs.AtStage(err, errdefs.StageStart)
 	}
 }
 
@@ -621,10 +628,19 @@ func (a *attempt) unsure(ctx context.Context, name string, cause error) error {
 	// The node has the same deadline and may be the first to notice.
 	kind := errdefs.KindOf(cause)
 	late := ctx.Err() != nil || kind == errdefs.Deadline || kind == errdefs.Canceled
+	stage := errdefs.StageStart
+	if e, ok := errors.AsType[*errdefs.Error](cause); ok && e.Stage != "" {
+		stage = e.Stage
+	}
 	why := "node " + name + " gave no sure answer"
 	if late {
 		why = "no answer in " + a.ready.String()
 	}
+	before := ""
+	if a.refusal != "" {
+		before = " (before: " + a.refusal + ")" // most likely what goes on
+	}
+	why += before
 	if a.key != "" {
 		return a.unknown(why, cause)
 	}
@@ -637,12 +653,13 @@ func (a *attempt) unsure(ctx context.Context, name string, cause error) error {
 	case errors.Is(context.Cause(ctx), context.Canceled):
 		return errdefs.New(errdefs.Canceled, "", "create: the caller went away; nothing is left").Wrap(cause)
 	case late:
-		return errdefs.New(errdefs.Deadline, "", "create: not ready in %s (start); nothing is left", a.ready).
-			WithField("ready_timeout_ms", a.ready.String()).WithHint("Give it more time, or see the log of node %s",
-			name).Wrap(cause)
+		e := errdefs.New(errdefs.Deadline, "", "create: not ready in %s (%s)%s; nothing is left", a.ready, stage, before).
+			WithField("ready_timeout_ms", a.ready.String()).WithHint("Give it more time, or see the log of node %s", name)
+		return errdefs.AtStage(e.Wrap(cause), stage)
 	}
-	return errdefs.New(errdefs.Unavailable, "", "create: %s (start); nothing is left", why).
-		WithRetryAfter(time.Second).WithHint("Try again").Wrap(cause)
+	e := errdefs.New(errdefs.Unavailable, "", "create: %s (%s); nothing is left", why, stage).
+		WithRetryAfter(time.Second).WithHint("Try again")
+	return errdefs.AtStage(e.Wrap(cause), stage)
 }
 
 func (a *attempt) unknown(why string, cause error) error {
@@ -701,22 +718,24 @@ func (a *attempt) wait(ctx context.Context) bool {
 // noRoom words the end of the waiting, with a count per reason.
 func (a *attempt) noRoom(last error) error {
 	e, ok := errors.AsType[*errdefs.Error](last)
-	if !ok {
-		return last
-	}
-	if len(a.refusals) == 0 {
-		return e // placement's own words
+	if !ok || len(a.refusals) == 0 {
+		return errdefs.AtStage(last, errdefs.StageQueue) // placement's own words
 	}
 	if e.Feature != "" && len(a.refusals) == 1 {
 		lacking := *e
 		lacking.Kind = errdefs.FailedPrecondition
-		return &lacking
+		return errdefs.AtStage(&lacking, errdefs.StageQueue)
+	}
+	stage, what := errdefs.StageQueue, "no node had room"
+	if e.Stage != "" && e.Stage != errdefs.StageQueue {
+		stage, what = e.Stage, "it came up on no node"
 	}
 	var parts []string
 	for _, why := range slices.Sorted(maps.Keys(a.refusals)) {
 		parts = append(parts, fmt.Sprintf("%d × %s", a.refusals[why], why))
 	}
 	waited := time.Since(a.began).Round(100 * time.Millisecond)
-	return errdefs.New(errdefs.Exhausted, "", "no node had room for %s (queue): %s", waited, strings.Join(parts, ", ")).
-		WithRetryAfter(2 * time.Second).WithHint("Try again in 2 s, or stop some: sandsea ls").Wrap(last)
+	out := errdefs.New(errdefs.Exhausted, "", "%s for %s (%s): %s", what, waited, stage, strings.Join(parts, ", ")).
+		WithRetryAfter(2 * time.Second).WithHint("Try again in 2 s, or stop some: sandsea ls")
+	return errdefs.AtStage(out.Wrap(last), stage)
 }

@@ -120,9 +120,12 @@ func TestCreateRefusesWhatCannotBe(t *testing.T) {
 			errdefs.FailedPrecondition, "require", "",
 		},
 		{"a long key", spec(), strings.Repeat("k", 257), errdefs.Invalid, "key", ""},
-		{"an allowed service", spec(func(s *pb.SandboxSpec) {
-			s.Network = &pb.NetworkPolicy{Services: map[string]bool{"pypi": true}}
-		}), "", errdefs.FailedPrecondition, "network.services", ""},
+		{"a misspelt service", spec(func(s *pb.SandboxSpec) {
+			s.Network = &pb.NetworkPolicy{Services: map[string]bool{"pipy": true}}
+		}), "", errdefs.Invalid, "network.services", ""},
+		{"a rule about nothing", spec(func(s *pb.SandboxSpec) {
+			s.Network = &pb.NetworkPolicy{Phases: []*pb.NetworkPhase{{Name: "a", Rules: []*pb.NetworkRule{{}}}}}
+		}), "", errdefs.Invalid, "network.phases[0].rules[0]", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := c.tryCreateWithin(t.Context(), tc.spec, tc.key, time.Second)
@@ -380,6 +383,28 @@ func TestReadyTimeoutWithoutKeySaysThatNothingIsLeft(t *testing.T) {
 	}
 }
 
+// TestReadyTimeoutTellsTheRefusalBefore has a node that takes a create back, and does not answer the next one in time.
+func TestReadyTimeoutTellsTheRefusalBefore(t *testing.T) {
+	for _, key := range []string{"", "k"} {
+		h := newHouse(t, 1)
+		var tries atomic.Int64
+		h.edges[0].Before(func(ctx context.Context, call string) error {
+			if call != "create" {
+				return nil
+			}
+			if tries.Add(1) == 1 {
+				return errdefs.New(errdefs.Refused, "", "network: aether does not answer")
+			}
+			<-ctx.Done()
+			return errdefs.New(errdefs.Canceled, "", "gone")
+		})
+		_, err := h.admin().tryCreateWithin(t.Context(), spec(), key, 4*time.Second)
+		if err == nil || !strings.Contains(err.Error(), "aether does not answer") {
+			t.Errorf("key %q: %v", key, err)
+		}
+	}
+}
+
 func TestNodesOwnRefusalFreesTheKey(t *testing.T) {
 	h := newHouse(t, 1)
 	c := h.admin()
@@ -430,6 +455,11 @@ func TestRebootMakesKnownKeysLost(t *testing.T) {
 	e := kindIs(t, err, errdefs.Lost)
 	if e.Cause != string(sandbox.CauseInfraLost) {
 		t.Errorf("cause %q", e.Cause)
+	}
+	// So does every other call, before the loss is written down.
+	_, err = c.processes.Run(t.Context(), connect.NewRequest(&pb.RunRequest{Id: sb.GetId()}))
+	if e := kindIs(t, errwire.FromConnect(err), errdefs.Lost); e.Cause != string(sandbox.CauseInfraLost) {
+		t.Errorf("run: cause %q", e.Cause)
 	}
 	got, err := c.get(t, sb.GetId())
 	if err != nil || got.GetState() != pb.SandboxState_SANDBOX_STATE_LOST ||
@@ -554,6 +584,31 @@ func TestCreateBatch(t *testing.T) {
 	}
 	if err != nil || len(mixed) != 20 || failed == 0 || failed == 20 {
 		t.Errorf("%d results, %d failed, %v", len(mixed), failed, err)
+	}
+}
+
+func TestTheTimeOfABatchIsThatOfAllItsItems(t *testing.T) {
+	h := newHouse(t, 1)
+	c := h.admin()
+	h.edges[0].Refuse(func(string) error { return errdefs.New(errdefs.Refused, "", "full") })
+	begun := time.Now()
+	stream, err := c.sandboxes.CreateBatch(t.Context(), connect.NewRequest(&pb.CreateBatchRequest{
+		Spec: spec(), Count: 480, ReadyTimeoutMs: 500,
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	n := 0
+	for stream.Receive() {
+		if stream.Msg().GetError() == nil {
+			t.Errorf("item %d was made", stream.Msg().GetIndex())
+		}
+		n++
+	}
+	// One turn after another, each with half a second of its own, would take five seconds and more.
+	if took := time.Since(begun); n != 480 || stream.Err() != nil || took > 4*time.Second {
+		t.Errorf("%d results in %v, %v", n, took, stream.Err())
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -21,6 +22,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/api/errwire"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
 	"github.com/sandsea/sandsea/internal/control/apiserver/strictjson"
 	"github.com/sandsea/sandsea/internal/control/iam"
 	"github.com/sandsea/sandsea/internal/sandboxpb"
@@ -37,12 +39,21 @@ type call struct {
 	right  string // as "sandbox.create"
 	input  protoreflect.MessageType
 	stream connect.StreamType
+	body   int64 // the most that a request message may have
+}
+
+// bodyLimit is the largest request message of a procedure.
+func bodyLimit(procedure string) int64 {
+	if procedure == sandseav1connect.FileServiceWriteBatchProcedure {
+		return MaxBatchBody
+	}
+	return MaxBody
 }
 
 // services in the public API, with the word that rights use.
 var services = map[protoreflect.Name]string{
-	"SandboxService": "sandbox", "ProcessService": "process", "FileService": "file", "ImageService": "image",
-	"NodeService": "node", "IAMService": "iam",
+	"SandboxService": "sandbox", "ProcessService": "process", "FileService": "file", "NetworkService": "network",
+	"ImageService": "image", "NodeService": "node", "IAMService": "iam",
 }
 
 // allCalls reads the procedures from the descriptors, so that a new one cannot be forgotten here.
@@ -50,7 +61,8 @@ func allCalls() map[string]call {
 	out := map[string]call{}
 	for _, file := range []protoreflect.FileDescriptor{
 		sandseav1.File_sandsea_v1_sandbox_proto, sandseav1.File_sandsea_v1_process_proto,
-		sandseav1.File_sandsea_v1_file_proto, sandseav1.File_sandsea_v1_image_proto, sandseav1.File_sandsea_v1_node_proto,
+		sandseav1.File_sandsea_v1_file_proto, sandseav1.File_sandsea_v1_network_proto, sandseav1.File_sandsea_v1_image_proto,
+		sandseav1.File_sandsea_v1_node_proto,
 	} {
 		for i := range file.Services().Len() {
 			sd := file.Services().Get(i)
@@ -67,7 +79,9 @@ func allCalls() map[string]call {
 				case m.IsStreamingServer():
 					c.stream = connect.StreamTypeServer
 				}
-				out[fmt.Sprintf("/%s/%s", sd.FullName(), m.Name())] = c
+				procedure := fmt.Sprintf("/%s/%s", sd.FullName(), m.Name())
+				c.body = bodyLimit(procedure)
+				out[procedure] = c
 			}
 		}
 	}
@@ -92,6 +106,7 @@ type contextKey int
 const (
 	callerKey contextKey = iota
 	requestKey
+	addressKey
 )
 
 // caller is who the call in ctx comes from. The door has put it there.
@@ -111,7 +126,8 @@ func newRequestID() string {
 	return "r-" + strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
 }
 
-// ServeHTTP is the door: health, limits, who is there, what they may, and what the request says, in this order.
+// ServeHTTP is the door: health, limits, who is there, what they may, and what the request says, in this order. What is
+// for a server inside a sandbox has a door of its own.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := newRequestID()
 	w.Header().Set(RequestHeader, id)
@@ -129,6 +145,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/healthz", "/readyz", "/":
 		s.plain(w, r)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, endpointPrefix) {
+		s.endpoints.ServeHTTP(w, r)
 		return
 	}
 	c, known := s.calls[r.URL.Path]
@@ -152,13 +172,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := s.admit(r, c)
 	if err == nil && c.stream != connect.StreamTypeClient {
-		err = s.readBody(w, r, c)
+		var done func()
+		if done, err = s.roomFor(r, c); err == nil {
+			defer done()
+			err = s.readBody(w, r, c)
+		}
 	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey, who)))
+	ctx := context.WithValue(context.WithValue(r.Context(), callerKey, who), addressKey, addressFrom(r))
+	s.mux.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // admit authenticates and authorises.
@@ -189,18 +214,48 @@ func (s *Server) admit(r *http.Request, c call) (iam.Caller, error) {
 	return who, nil
 }
 
+// roomFor waits until a message that may be large can be held. It is held until done is called.
+func (s *Server) roomFor(r *http.Request, c call) (done func(), err error) {
+	if c.body <= MaxBody || r.ContentLength >= 0 && r.ContentLength <= MaxBody && !packed(r.Header) {
+		return func() {}, nil
+	}
+	limit := time.NewTimer(bodyWait)
+	defer limit.Stop()
+	select {
+	case s.large <- struct{}{}:
+		return func() { <-s.large }, nil
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	case <-limit.C:
+		e := errdefs.New(errdefs.Exhausted, "", "%d calls with large messages are in work for %s", largeAtOnce, bodyWait).
+			WithHint("Try again, or send less at a time").WithRetryAfter(time.Second)
+		e.Limit = fmt.Sprintf("%d large messages", largeAtOnce)
+		return nil, e
+	}
+}
+
+// packed reports whether a message may be larger than its body, in whatever protocol.
+func packed(h http.Header) bool {
+	for _, name := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+		if v := h.Get(name); v != "" && v != "identity" {
+			return true
+		}
+	}
+	return false
+}
+
 // readBody takes the one message of a request in, within a limit of size and time, and checks JSON strictly. Handlers
 // see the same bytes. A stream from the client is read by its handler, frame by frame.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, c call) error {
-	tooLarge := errdefs.New(errdefs.Invalid, "", "the body is larger than 4 MiB").WithField("", "4 MiB").
-		WithHint("Send large data as a file: sandsea cp")
-	if r.ContentLength > MaxBody+5 {
+	tooLarge := errdefs.New(errdefs.Invalid, "", "the body is larger than %d MiB", c.body>>20).
+		WithField("", fmt.Sprintf("%d MiB", c.body>>20)).WithHint("Send large data as a file: sandsea cp")
+	if r.ContentLength > c.body+5 {
 		return tooLarge
 	}
 	ctl := http.NewResponseController(w)
 	// A connection without deadlines (a test's recorder) is read without one.
 	_ = ctl.SetReadDeadline(time.Now().Add(bodyWait))
-	body, err := readAll(http.MaxBytesReader(w, r.Body, MaxBody+5), r.ContentLength)
+	body, err := readAll(http.MaxBytesReader(w, r.Body, c.body+5), r.ContentLength)
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return tooLarge
@@ -351,8 +406,9 @@ func (e errorsOut) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 				resp, err = nil, e.panicked(ctx, req.Spec().Procedure, p)
 			}
 		}()
+		ctx, settle := e.s.patient(ctx, req.Spec().Procedure, func() bool { return hasKey(req.Any()) })
 		resp, err = next(ctx, req)
-		if err != nil {
+		if err = settle(err); err != nil {
 			return nil, e.s.outward(ctx, req.Spec().Procedure, err)
 		}
 		return resp, nil
@@ -370,7 +426,10 @@ func (e errorsOut) WrapStreamingHandler(next connect.StreamingHandlerFunc) conne
 				err = e.panicked(ctx, conn.Spec().Procedure, p)
 			}
 		}()
-		if err := next(ctx, conn); err != nil {
+		var keyed atomic.Bool
+		ctx, settle := e.s.patient(ctx, conn.Spec().Procedure, keyed.Load)
+		stream := &keyedStream{StreamingHandlerConn: conn, first: func(m any) { keyed.Store(hasKey(m)) }}
+		if err := settle(next(ctx, stream)); err != nil {
 			return e.s.outward(ctx, conn.Spec().Procedure, err)
 		}
 		return nil

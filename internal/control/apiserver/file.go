@@ -65,6 +65,28 @@ func (f files) DownloadTar(
 	return passDown(ctx, f.s, r, down, reads, fileLine, fileClient.DownloadTar)
 }
 
+func (f files) ReadBatch(ctx context.Context, r request[pb.ReadBatchRequest]) (response[pb.ReadBatchResponse], error) {
+	return pass(ctx, f.s, r, reads, fileLine, fileClient.ReadBatch)
+}
+
+func (f files) WriteBatch(ctx context.Context, r request[pb.WriteBatchRequest]) (response[pb.WriteBatchResponse], error) {
+	return pass(ctx, f.s, r, changes, fileLine, fileClient.WriteBatch)
+}
+
+func (f files) Change(ctx context.Context, r request[pb.ChangeFileRequest]) (response[pb.ChangeFileResponse], error) {
+	return pass(ctx, f.s, r, changes, fileLine, fileClient.Change)
+}
+
+func (f files) MakeLink(ctx context.Context, r request[pb.MakeLinkRequest]) (response[pb.MakeLinkResponse], error) {
+	return pass(ctx, f.s, r, changes, fileLine, fileClient.MakeLink)
+}
+
+func (f files) Watch(
+	ctx context.Context, r request[pb.WatchFilesRequest], down *connect.ServerStream[pb.WatchFilesResponse],
+) error {
+	return passDown(ctx, f.s, r, down, reads, fileLine, fileClient.Watch)
+}
+
 // header is h, and nil when h is.
 func header[H any, P interface {
 	*H

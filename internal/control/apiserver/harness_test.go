@@ -93,7 +93,7 @@ func (h *house) serve() {
 	if h.token == "" {
 		h.token = h.newToken(iam.Request{Principal: "user:admin", Project: "default"})
 	}
-	pool := nodeclient.NewPool("")
+	pool := nodeclient.NewPool(nil)
 	h.watcher = watcher.New(watcher.Config{Store: h.store, Nodes: pool})
 	h.server = apiserver.New(apiserver.Config{Store: h.store, IAM: h.iam, Watcher: h.watcher, Version: "test"})
 	var wg sync.WaitGroup
@@ -157,6 +157,7 @@ type client struct {
 	sandboxes sandseav1connect.SandboxServiceClient
 	processes sandseav1connect.ProcessServiceClient
 	files     sandseav1connect.FileServiceClient
+	networks  sandseav1connect.NetworkServiceClient
 	images    sandseav1connect.ImageServiceClient
 	nodes     sandseav1connect.NodeServiceClient
 	iam       sandseav1connect.IAMServiceClient
@@ -172,6 +173,7 @@ func (h *house) client(opts ...connect.ClientOption) client {
 		sandseav1connect.NewSandboxServiceClient(h.http, h.url, opts...),
 		sandseav1connect.NewProcessServiceClient(h.http, h.url, opts...),
 		sandseav1connect.NewFileServiceClient(h.http, h.url, opts...),
+		sandseav1connect.NewNetworkServiceClient(h.http, h.url, opts...),
 		sandseav1connect.NewImageServiceClient(h.http, h.url, opts...),
 		sandseav1connect.NewNodeServiceClient(h.http, h.url, opts...),
 		sandseav1connect.NewIAMServiceClient(h.http, h.url, opts...),
@@ -259,6 +261,12 @@ func (c client) list(t testing.TB, r *pb.ListSandboxesRequest) *pb.ListSandboxes
 		t.Fatal(err)
 	}
 	return resp.Msg
+}
+
+// drop removes the record of a sandbox's end from the store.
+func (h *house) drop(sb *pb.Sandbox) error {
+	_, err := h.store.Txn(context.Background(), nil, []store.Op{store.Delete(keys.EndedSandbox(sb.GetProject(), sb.GetId()))}, nil)
+	return err
 }
 
 func until(t testing.TB, what string, cond func() bool) {

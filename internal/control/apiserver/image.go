@@ -96,6 +96,9 @@ func (h images) Compose(ctx context.Context, r request[pb.ComposeImageRequest]) 
 	if err := checkImageName("name", m.GetName()); err != nil {
 		return nil, err
 	}
+	// No layer of the stack is collected before the stack has its name.
+	h.s.imports.naming.RLock()
+	defer h.s.imports.naming.RUnlock()
 	img, err := h.s.catalogue.stack(ctx, "", m.GetBase(), m.GetWorkspace(), m.GetToolkits())
 	if err != nil {
 		return nil, err
@@ -189,7 +192,13 @@ func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (r
 // collect lets every node remove the blobs of layers that no image names. While an import runs nothing is collected,
 // since its layers have no name yet; the next deletion does it. A failure costs disk, not truth, so it is only logged.
 func (s *Server) collect(ctx context.Context) int64 {
-	s.imports.naming.Lock()
+	s.imports.collecting.Lock()
+	defer s.imports.collecting.Unlock()
+	// Not waited for: an import may take hours, and who waits to write holds up all imports that begin meanwhile.
+	if !s.imports.naming.TryLock() {
+		s.log.Info("layers not collected: an import runs")
+		return 0
+	}
 	defer s.imports.naming.Unlock()
 	page, err := s.store.Range(ctx, keys.Imports, store.RangeOptions{Limit: 1})
 	if err != nil || len(page.Pairs) > 0 {
@@ -229,20 +238,34 @@ func (s *Server) collect(ctx context.Context) int64 {
 	return freed
 }
 
-// buildNode chooses where an image is built: the first node that answers and has the feature, so that what it fetched
-// before is found again.
+// buildRoom is the free disk space that a node should have to build an image.
+const buildRoom = 8 << 30
+
+// buildNode chooses where an image is built: the first node that answers, has the feature and has room, so that what it
+// fetched before is found again; when none has room, the one with the most.
 func (s *Server) buildNode(feature string) (node.Number, error) {
 	var lacking int
 	var fix string
+	var most node.Number
+	free := int64(-1)
 	for _, e := range s.watcher.View().Nodes {
 		if e.Cordoned || time.Since(e.SeenAt) > 10*time.Second {
 			continue
 		}
 		if feature == "" || e.Capabilities.Enforces(feature) {
-			return e.Number, nil
+			if e.Load.DiskFree >= buildRoom {
+				return e.Number, nil
+			}
+			if e.Load.DiskFree > free {
+				most, free = e.Number, e.Load.DiskFree
+			}
+			continue
 		}
 		lacking++
 		fix = e.Capabilities.Feature(feature).Fix
+	}
+	if most != 0 {
+		return most, nil
 	}
 	if lacking > 0 {
 		e := errdefs.New(errdefs.FailedPrecondition, "", "no node can import this: %s is missing", feature).
@@ -359,9 +382,16 @@ func (s *Server) importPlan(m *pb.ImportImageRequest) (node.Number, *pb.ImportIm
 		build := proto.CloneOf(m)
 		build.GetArchive().Upload = upload
 		return node.Number(n), build, nil
+	case m.GetRegistry() != nil:
+		if m.GetRegistry().GetReference() == "" {
+			return 0, nil, errdefs.New(errdefs.Invalid, "", "registry.reference: missing").
+				WithField("registry.reference", "").WithHint("Name an image, as python:3.11")
+		}
+		n, err := s.buildNode("")
+		return n, m, err
 	}
 	return 0, nil, errdefs.New(errdefs.Invalid, "", "source: missing").WithField("source", "").
-		WithHint("Set debian or archive")
+		WithHint("Set debian, archive or registry")
 }
 
 // build makes the layers on a node and gives them their name.
@@ -391,6 +421,10 @@ func (s *Server) build(
 		return nil, false, err
 	}
 	img := image.Image{Name: cmp.Or(m.GetName(), built.GetName())}
+	if img.Name == "" {
+		return nil, false, errdefs.New(errdefs.Invalid, "", "the archive's image has no name").WithField("name", "").
+			WithHint("Give it one: --name")
+	}
 	if err := checkImageName("name", img.Name); err != nil {
 		return nil, false, err
 	}
@@ -407,10 +441,18 @@ func (s *Server) build(
 	}
 	var rev int64
 	if before != nil {
-		if before.digest == img.Digest() {
-			return s.describe(before, 0), true, nil
-		}
 		rev = before.rev
+		if before.digest == img.Digest() {
+			now, err := s.catalogue.fresh(ctx, img.Name)
+			if err != nil {
+				return nil, false, err
+			}
+			if now == nil {
+				rev = 0 // deleted while the layers were made
+			} else if now.digest == img.Digest() {
+				return s.describe(now, 0), true, nil
+			}
+		}
 	}
 	var from *origin
 	if built.GetPackages() != "" {
@@ -526,8 +568,10 @@ func (s *Server) announceImport(ctx context.Context) (done func(), err error) {
 
 // imports are the imports in flight on this server.
 type imports struct {
-	// naming is held for reading from the start of an import until its layers have a name, for writing by the collector.
-	naming sync.RWMutex
+	// naming is held for reading from the start of an import or composition until its layers have a name, for writing by
+	// the collector, which does not wait for it; collecting before it, by one collector at a time.
+	naming     sync.RWMutex
+	collecting sync.Mutex
 
 	mu      sync.Mutex
 	flights map[[sha256.Size]byte]*flight // guarded by mu

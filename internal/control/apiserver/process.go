@@ -54,3 +54,23 @@ func (p processes) List(ctx context.Context, r request[pb.ListProcessesRequest])
 ) {
 	return pass(ctx, p.s, r, reads, processLine, processClient.List)
 }
+
+func (p processes) ResizeTTY(ctx context.Context, r request[pb.ResizeTTYRequest]) (response[pb.ResizeTTYResponse], error) {
+	return pass(ctx, p.s, r, changes, processLine, processClient.ResizeTTY)
+}
+
+func (p processes) OpenShell(ctx context.Context, r request[pb.OpenShellRequest]) (response[pb.OpenShellResponse], error) {
+	return pass(ctx, p.s, r, changes, processLine, processClient.OpenShell)
+}
+
+func (p processes) RunInShell(ctx context.Context, r request[pb.RunInShellRequest]) (response[pb.RunInShellResponse],
+	error,
+) {
+	return pass(ctx, p.s, r, changes, processLine, processClient.RunInShell)
+}
+
+func (p processes) CloseShell(ctx context.Context, r request[pb.CloseShellRequest]) (response[pb.CloseShellResponse],
+	error,
+) {
+	return pass(ctx, p.s, r, changes, processLine, processClient.CloseShell)
+}

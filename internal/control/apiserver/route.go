@@ -17,6 +17,7 @@ import (
 	"github.com/sandsea/sandsea/internal/control/nodeclient"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/sandboxpb"
+	"github.com/sandsea/sandsea/internal/span"
 	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/keys"
 )
@@ -43,15 +44,18 @@ func (s *Server) route(ctx context.Context, id string) (line, error) {
 	case !known:
 		// Nobody has this number now. A sandbox that was made there is away with its node; otherwise there is none.
 		if _, ok, err := s.recorded(ctx, caller(ctx), id); err != nil || ok {
-			return line{}, errdefs.New(errdefs.Unavailable, "sandbox "+parsed.Short(), "its node %d is away", parsed.Node()).
-				WithHint("It may well run; try again when the node is back").WithRetryAfter(5 * time.Second).Wrap(err)
+			return line{}, nodeAway(parsed, fmt.Sprintf("its node %d is away", parsed.Node())).Wrap(err)
 		}
 		return line{}, none(caller(ctx), parsed)
 	case !reachable:
-		return line{}, errdefs.New(errdefs.Unavailable, "sandbox "+parsed.Short(), "its node %s does not answer", name).
-			WithHint("It may well run; try again when the node is back").WithRetryAfter(5 * time.Second)
+		return line{}, nodeAway(parsed, fmt.Sprintf("its node %s does not answer", name))
 	}
 	return line{client, parsed, name}, nil
+}
+
+func nodeAway(id sandbox.ID, why string) *errdefs.Error {
+	return errdefs.New(errdefs.Unavailable, "sandbox "+id.Short(), "%s", why).
+		WithHint("It may well run; try again when the node is back").WithRetryAfter(5 * time.Second)
 }
 
 func none(who iam.Caller, id sandbox.ID) error {
@@ -97,20 +101,31 @@ func (s *Server) ended(ctx context.Context, who iam.Caller, id string) (*sandsea
 func gone(sb *sandseav1.Sandbox) error {
 	id := sandbox.ID(sb.GetId())
 	end := sb.GetEnd()
-	ago := time.Since(end.GetAt().AsTime()).Round(time.Second)
 	if sb.GetState() == sandseav1.SandboxState_SANDBOX_STATE_LOST {
 		e := errdefs.New(errdefs.Lost, "sandbox "+id.Short(), "lost: %s", orWord(end.GetDetail(), "its node lost it")).
 			WithHint("Platform fault, not the task's. Create again")
 		e.Cause = end.GetCause()
 		return e
 	}
-	e := errdefs.New(errdefs.FailedPrecondition, "sandbox "+id.Short(), "ended %s ago: %s", ago, end.GetCause()).
+	e := errdefs.New(errdefs.FailedPrecondition, "sandbox "+id.Short(), "ended %s ago: %s", span.Short(time.Since(end.GetAt().AsTime())), why(sb)).
 		WithHint("See: sandsea logs %s", id.Short())
-	if end.GetDetail() != "" {
-		e.Msg += " (" + end.GetDetail() + ")"
-	}
 	e.Cause = end.GetCause()
 	return e
+}
+
+// why is the cause of an end with the limit that was met, or else the detail.
+func why(sb *sandseav1.Sandbox) string {
+	end, spec := sb.GetEnd(), sb.GetSpec()
+	switch cause := sandbox.Cause(end.GetCause()); {
+	case cause == sandbox.CauseIdle && spec.GetIdleMs() > 0:
+		return fmt.Sprintf("idle %d s (--idle)", spec.GetIdleMs()/1000)
+	case cause == sandbox.CauseTTL && spec.GetTtlMs() > 0:
+		return fmt.Sprintf("ttl %d s (--ttl)", spec.GetTtlMs()/1000)
+	}
+	if end.GetDetail() != "" {
+		return end.GetCause() + " (" + end.GetDetail() + ")"
+	}
+	return end.GetCause()
 }
 
 func orWord(s, word string) string {
@@ -120,15 +135,20 @@ func orWord(s, word string) string {
 	return s
 }
 
+// lostLimit bounds the look at the record of a sandbox that its node does not know.
+const lostLimit = time.Second
+
+var errLostLimit = fmt.Errorf("the store did not answer in %s: %w", lostLimit, context.DeadlineExceeded)
+
 // answer turns what a node's call for a sandbox returned into its kind. "Not found" of a sandbox that is known to have
-// ended says so instead: after the end every call raises the same error.
+// ended says so instead, and so does the node's own word that it has: after the end every call raises the same error.
 func (s *Server) answer(ctx context.Context, l line, err error, change bool) error {
 	if err == nil {
 		return nil
 	}
 	err = nodeclient.Error(err, l.node, change)
 	e, ok := errors.AsType[*errdefs.Error](err)
-	if !ok || e.Kind != errdefs.NotFound {
+	if !ok || e.Kind != errdefs.NotFound && e.Cause == "" {
 		return err
 	}
 	// Only from memory: this path must not lean on the store.
@@ -136,7 +156,30 @@ func (s *Server) answer(ctx context.Context, l line, err error, change bool) err
 		sandboxpb.Covers(caller(ctx).Covers, sb.GetProject()) {
 		return gone(sb)
 	}
+	if e.Kind == errdefs.NotFound && e.Field == "" && e.Errno == 0 && s.lost(ctx, l) {
+		return lostError(l.id, l.node)
+	}
 	return err
+}
+
+// lost reports whether a sandbox that its node does not know was made in an earlier epoch of the node. The picture has
+// nothing of it until the sweep has told its end. A store that does not answer soon leaves the node's word.
+func (s *Server) lost(ctx context.Context, l line) bool {
+	now := s.epoch(l.id.Node())
+	if now <= 1 {
+		return false
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, lostLimit, errLostLimit)
+	defer stop()
+	rec, ok, err := s.recorded(ctx, caller(ctx), string(l.id))
+	return err == nil && ok && now > rec.NodeEpoch
+}
+
+func lostError(id sandbox.ID, node string) *errdefs.Error {
+	e := errdefs.New(errdefs.Lost, "sandbox "+id.Short(), "lost: node %s restarted or was fenced", node).
+		WithHint("Platform fault, not the task's. Create again")
+	e.Cause = string(sandbox.CauseInfraLost)
+	return e
 }
 
 // speak puts who calls on a request to a node.

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,8 @@ import (
 	"github.com/sandsea/sandsea/internal/control/iam"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/sandboxpb"
+	"github.com/sandsea/sandsea/internal/store"
+	"github.com/sandsea/sandsea/internal/store/keys"
 )
 
 const (
@@ -33,7 +37,11 @@ const (
 	leastPrefix = 4
 	maxGrace    = 5 * time.Minute
 	stopLimit   = 30 * time.Second
+	// pictureLimit bounds the wait of a listing that comes while the server starts.
+	pictureLimit = 10 * time.Second
 )
+
+var errPictureLimit = fmt.Errorf("not all nodes answered or failed in %s: %w", pictureLimit, context.DeadlineExceeded)
 
 // sandboxes serves the sandbox service.
 type sandboxes struct{ s *Server }
@@ -61,13 +69,18 @@ func (h sandboxes) CreateBatch(
 		return errdefs.New(errdefs.Invalid, "", "key: %d bytes", len(key)).WithField("key", "250 bytes").
 			WithHint("Item i uses KEY/i; use at most 250 bytes")
 	}
+	begun, limit := time.Now(), r.Msg.GetReadyTimeoutMs()
 	return eachInFlight(ctx, n, func(i int) *pb.CreateBatchResponse {
+		left := limit
+		if limit > 0 {
+			left = max(1, limit-time.Since(begun).Milliseconds())
+		}
 		key := r.Msg.GetKey()
 		if key != "" {
 			key += "/" + strconv.Itoa(i)
 		}
 		out := &pb.CreateBatchResponse{Index: int32(i)}
-		sb, err := h.s.create(ctx, r.Msg.GetSpec(), key, r.Msg.GetReadyTimeoutMs())
+		sb, err := h.s.create(ctx, r.Msg.GetSpec(), key, left)
 		if err != nil {
 			err = h.s.logged(ctx, "CreateBatch", err)
 			out.Result, out.Message = &pb.CreateBatchResponse_Error{Error: errwire.Detail(err)}, err.Error()
@@ -194,6 +207,9 @@ func (h sandboxes) List(
 		return nil, errdefs.New(errdefs.Invalid, "", "page_size: %d is not between 0 and 1000", m.GetPageSize()).
 			WithField("page_size", "1000").WithHint("0 means 500")
 	}
+	if err := h.s.pictured(ctx); err != nil {
+		return nil, err
+	}
 	over := m.GetAll() || slices.ContainsFunc(f.states, sandboxpb.Over)
 	all := slices.DeleteFunc(h.s.watcher.Sandboxes(over), func(sb *pb.Sandbox) bool { return !f.takes(sb) })
 	slices.SortFunc(all, newest)
@@ -218,11 +234,52 @@ func (h sandboxes) List(
 	return connect.NewResponse(out), nil
 }
 
+// pictured waits until every registered node has answered or failed once since this server started: before that the
+// picture would say of most sandboxes that they are not there.
+func (s *Server) pictured(ctx context.Context) error {
+	if s.ready.Load() {
+		return nil
+	}
+	wctx, stop := context.WithTimeoutCause(ctx, pictureLimit, errPictureLimit)
+	defer stop()
+	if err := s.watcher.Ready(wctx); err != nil {
+		return errdefs.New(errdefs.Unavailable, "", "the server has just started and has not heard of all nodes yet").
+			WithRetryAfter(time.Second).WithHint("Try again in a second").Wrap(err)
+	}
+	return nil
+}
+
+// unseen finds by the records of their creates sandboxes on nodes that have not answered this server yet, of which the
+// picture knows nothing, and says of each why it cannot be reached.
+func (s *Server) unseen(ctx context.Context, f filter) (map[string]error, error) {
+	out := map[string]error{}
+	for _, project := range f.who.Covers {
+		_, err := store.All(ctx, s.store, keys.Sandboxes+project+"/", func(p store.Pair) {
+			var rec createRecord
+			if json.Unmarshal(p.Value, &rec) != nil || s.watcher.Answered(rec.Node) {
+				return
+			}
+			if _, ok := s.watcher.Sandbox(string(rec.ID)); ok {
+				return // it has ended
+			}
+			if f.takes(lostSandbox(rec, "")) {
+				out[string(rec.ID)] = nodeAway(rec.ID, fmt.Sprintf("its node %d is away", rec.Node))
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("look for sandboxes on nodes that are away: %w", err)
+		}
+	}
+	return out, nil
+}
+
 // StopMany ends several, by id or by labels.
 func (h sandboxes) StopMany(
 	ctx context.Context, r request[pb.StopManyRequest], down *connect.ServerStream[pb.StopManyResponse],
 ) error {
 	ids, labels := r.Msg.GetIds(), r.Msg.GetLabels()
+	var away map[string]error
+	var untold error // of sandboxes that are away, when the store is too: what the picture has is stopped all the same
 	switch {
 	case len(ids) > 0 && len(labels) > 0:
 		return errdefs.New(errdefs.Invalid, "", "labels: go with no ids").WithField("labels",
@@ -234,23 +291,32 @@ func (h sandboxes) StopMany(
 		return errdefs.New(errdefs.Invalid, "", "ids: %d", len(ids)).WithField("ids",
 			"10000").WithHint("Send several requests")
 	case len(labels) > 0:
+		if err := h.s.pictured(ctx); err != nil {
+			return err
+		}
 		f := filter{who: caller(ctx), labels: labels}
 		for _, sb := range h.s.watcher.Sandboxes(false) {
 			if f.takes(sb) {
 				ids = append(ids, sb.GetId())
 			}
 		}
+		away, untold = h.s.unseen(ctx, f)
+		ids = slices.AppendSeq(ids, maps.Keys(away))
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
-	return eachInFlight(ctx, len(ids), func(i int) *pb.StopManyResponse {
+	return cmp.Or(eachInFlight(ctx, len(ids), func(i int) *pb.StopManyResponse {
 		out := &pb.StopManyResponse{Id: ids[i]}
-		if _, err := h.s.stop(ctx, ids[i], r.Msg.GetGraceMs()); err != nil {
+		err := away[ids[i]]
+		if err == nil {
+			_, err = h.s.stop(ctx, ids[i], r.Msg.GetGraceMs())
+		}
+		if err != nil {
 			err = h.s.logged(ctx, "StopMany", err)
 			out.Error, out.Message = errwire.Detail(err), err.Error()
 		}
 		return out
-	}, down.Send)
+	}, down.Send), untold)
 }
 
 func (h sandboxes) Stop(ctx context.Context, r request[pb.StopSandboxRequest]) (response[pb.StopSandboxResponse],

@@ -35,6 +35,10 @@ import (
 const (
 	// MaxBody is the largest request message.
 	MaxBody = 4 << 20
+	// MaxBatchBody is the largest request message of a call that carries files: 64 MiB, and what JSON makes of them.
+	MaxBatchBody = 96 << 20
+	// largeAtOnce bounds the memory of such messages; a call beyond waits as long as a body may take.
+	largeAtOnce = 4
 	// MaxFrame is the largest message of a stream from the client: 1 MiB of data, and what JSON makes of it.
 	MaxFrame   = 3 << 19
 	maxHeaders = 64 << 10
@@ -74,12 +78,16 @@ type Server struct {
 	overlay   *placement.Overlay
 	catalogue *catalogue
 	imports   *imports
+	endpoints *endpoints
+	large     chan struct{}   // held while a large message is
 	calls     map[string]call // by procedure path; never changed
 	errors    *connect.ErrorWriter
 	mux       *http.ServeMux
 	waiting   atomic.Int64
 	creating  atomic.Int64
 	ready     atomic.Bool
+	leaving   context.Context
+	leave     context.CancelCauseFunc
 	retries   *rate.Limiter // paces the rounds of creates that wait for room
 
 	rngMu sync.Mutex
@@ -98,8 +106,11 @@ func New(cfg Config) *Server {
 	if s.random == nil {
 		s.random = rand.Reader
 	}
+	s.leaving, s.leave = context.WithCancelCause(context.Background())
 	s.catalogue = newCatalogue(cfg.Store, s.log)
 	s.imports = newImports()
+	s.endpoints = newEndpoints(s)
+	s.large = make(chan struct{}, largeAtOnce)
 	s.retries = rate.NewLimiter(retryRate, retryRate/10)
 	opts := []connect.HandlerOption{
 		connect.WithInterceptors(errorsOut{s}),
@@ -109,7 +120,7 @@ func New(cfg Config) *Server {
 			if spec.StreamType == connect.StreamTypeClient {
 				return []connect.HandlerOption{connect.WithReadMaxBytes(MaxFrame)}
 			}
-			return []connect.HandlerOption{connect.WithReadMaxBytes(MaxBody)}
+			return []connect.HandlerOption{connect.WithReadMaxBytes(int(bodyLimit(spec.Procedure)))}
 		}),
 	}
 	for _, c := range strictjson.Codecs() {
@@ -119,6 +130,7 @@ func New(cfg Config) *Server {
 	s.mux.Handle(sandseav1connect.NewSandboxServiceHandler(sandboxes{s}, opts...))
 	s.mux.Handle(sandseav1connect.NewProcessServiceHandler(processes{s}, opts...))
 	s.mux.Handle(sandseav1connect.NewFileServiceHandler(files{s}, opts...))
+	s.mux.Handle(sandseav1connect.NewNetworkServiceHandler(networks{s}, opts...))
 	s.mux.Handle(sandseav1connect.NewImageServiceHandler(images{s}, opts...))
 	s.mux.Handle(sandseav1connect.NewNodeServiceHandler(nodes{s}, opts...))
 	s.mux.Handle(sandseav1connect.NewIAMServiceHandler(who{s}, opts...))
@@ -136,6 +148,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	})
 	wg.Wait()
+	s.endpoints.close()
 	return context.Cause(ctx)
 }
 

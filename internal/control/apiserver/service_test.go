@@ -142,7 +142,7 @@ func TestEveryCallOnAnEndedSandboxTellsItsCause(t *testing.T) {
 	})
 	_, err := c.processes.Run(t.Context(), connect.NewRequest(&pb.RunRequest{Id: sb.GetId()}))
 	e := kindIs(t, errwire.FromConnect(err), errdefs.FailedPrecondition)
-	if e.Cause != "oom" || !strings.HasPrefix(e.Error(), "sandbox "+sb.GetId()[:8]+": ended ") {
+	if e.Cause != "oom" || !strings.HasPrefix(e.Error(), "sandbox "+sb.GetId()[:8]+" ended ") {
 		t.Errorf("got %v, cause %q", e, e.Cause)
 	}
 	got, err := c.get(t, sb.GetId())
@@ -552,6 +552,95 @@ func TestEqualImportsAreOneAndEndWithTheirLastWatcher(t *testing.T) {
 		t.Errorf("%d builds, want one for all", builds.Load()-1)
 	}
 	until(t, "no sign is left", func() bool { return h.stored(keys.Imports) == 0 })
+}
+
+// buildBlocked lets every build of node 1 wait for release, and counts them.
+func buildBlocked(h *house) (builds *atomic.Int64, release chan struct{}) {
+	builds, release = new(atomic.Int64), make(chan struct{})
+	h.edges[0].Before(func(ctx context.Context, call string) error {
+		if call != "build" {
+			return nil
+		}
+		builds.Add(1)
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	return builds, release
+}
+
+// importDebian imports under a name and waits for the end.
+func importDebian(ctx context.Context, c client, name string) (existed bool, err error) {
+	stream, err := c.images.Import(ctx, connect.NewRequest(&pb.ImportImageRequest{
+		Source: &pb.ImportImageRequest_Debian{Debian: &pb.DebianSource{Suite: "bookworm"}}, Name: name,
+	}))
+	if err != nil {
+		return false, err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		existed = stream.Msg().GetExisted()
+	}
+	return existed, errwire.FromConnect(stream.Err())
+}
+
+func TestADeletionNeitherWaitsForAnImportNorHoldsUpOthers(t *testing.T) {
+	h := newHouse(t, 1)
+	c := h.admin()
+	h.edges[0].Builds(&nodev1.Built{Layers: []*pb.Layer{{Digest: string(digest("one"))}}})
+	builds, release := buildBlocked(h)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(release)
+	begin := func(name string) {
+		wg.Go(func() {
+			if _, err := importDebian(t.Context(), c, name); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	begin("first")
+	until(t, "the first import runs", func() bool { return builds.Load() == 1 })
+	ctx, stop := context.WithTimeout(t.Context(), limit/2)
+	defer stop()
+	r, err := c.images.Delete(ctx, connect.NewRequest(&pb.DeleteImageRequest{Ref: "go"}))
+	if err != nil || r.Msg.GetFreedBytes() != 0 {
+		t.Errorf("delete while an import runs: %v, %v", r, err)
+	}
+	begin("second")
+	until(t, "the second import runs", func() bool { return builds.Load() == 2 })
+}
+
+func TestAnImageThatIsDeletedWhileItIsImportedAgainHasItsName(t *testing.T) {
+	h := newHouse(t, 1)
+	c := h.admin()
+	h.edges[0].Builds(&nodev1.Built{Layers: []*pb.Layer{{Digest: string(digest("one"))}}})
+	if _, err := importDebian(t.Context(), c, "task"); err != nil {
+		t.Fatal(err)
+	}
+	builds, release := buildBlocked(h)
+	done := make(chan error, 1)
+	go func() {
+		existed, err := importDebian(t.Context(), c, "task")
+		if existed {
+			t.Error("it is said to have been here")
+		}
+		done <- err
+	}()
+	until(t, "the import runs", func() bool { return builds.Load() == 1 })
+	if _, err := c.images.Delete(t.Context(), connect.NewRequest(&pb.DeleteImageRequest{Ref: "task"})); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.images.Get(t.Context(), connect.NewRequest(&pb.GetImageRequest{Ref: "task"})); err != nil {
+		t.Errorf("after its import: %v", err)
+	}
 }
 
 func TestNodes(t *testing.T) {

@@ -63,6 +63,8 @@ type Edge struct {
 	woken  chan struct{}
 	files  map[string][]byte // guarded by mu; by id and path
 	ups    map[string][]byte // guarded by mu
+	inside map[string]Dial   // guarded by mu; servers inside, by id and port
+	flows  map[string][]*pb.NetworkEvent
 	// Faults, guarded by mu.
 	refuse  func(id string) error
 	before  func(ctx context.Context, call string) error
@@ -82,7 +84,7 @@ func New(cfg Config) *Edge {
 	return &Edge{
 		cfg: cfg, incarnation: hex.EncodeToString(b[:]), epoch: 1, boxes: map[string]*pb.Sandbox{},
 		woken: make(chan struct{}),
-		files: map[string][]byte{}, ups: map[string][]byte{},
+		files: map[string][]byte{}, ups: map[string][]byte{}, inside: map[string]Dial{}, flows: map[string][]*pb.NetworkEvent{},
 	}
 }
 
@@ -97,6 +99,7 @@ func (e *Edge) Serve() (stop func(), err error) {
 	mux.Handle(nodev1connect.NewEdgeServiceHandler(e, opts...))
 	mux.Handle(sandseav1connect.NewProcessServiceHandler(processes{e: e}, opts...))
 	mux.Handle(sandseav1connect.NewFileServiceHandler(files{e: e}, opts...))
+	e.HandleNetwork(mux, opts...)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(ln) })
@@ -300,6 +303,7 @@ func (e *Edge) create(m *nodev1.CreateRequest) (*pb.Sandbox, error) {
 	b := &pb.Sandbox{
 		Id: m.GetId(), Project: m.GetProject(), Spec: m.GetSpec(), State: pb.SandboxState_SANDBOX_STATE_RUNNING,
 		Node: fmt.Sprintf("n%d", e.cfg.Number), Epoch: 1, CreatedAt: now, ReadyAt: now, Layers: m.GetLayers(),
+		ImageDigest: m.GetImageDigest(), Config: m.GetConfig(),
 	}
 	e.setLocked(b, "running")
 	return b, nil
@@ -351,6 +355,20 @@ func (e *Edge) End(ctx context.Context, id, cause, by string) (*pb.Sandbox, erro
 	}
 	_, err = e.cfg.Store.Txn(ctx, nil, []store.Op{store.Put(keys.EndedSandbox(b.GetProject(), id), value)}, nil)
 	return b, err
+}
+
+// Change replaces a sandbox by a changed copy, and gives it; nil when there is none.
+func (e *Edge) Change(id string, f func(*pb.Sandbox)) *pb.Sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b := e.boxes[id]
+	if b == nil {
+		return nil
+	}
+	b = proto.CloneOf(b)
+	f(b)
+	e.boxes[id] = b
+	return b
 }
 
 // FailStart makes it so that a create began and came to nothing.
@@ -412,7 +430,7 @@ func (e *Edge) Roster(ctx context.Context,
 	for _, f := range []string{
 		node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureDisk, node.FeatureOpenFiles, node.FeatureOutput,
 		node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork,
-		node.FeatureDebian,
+		node.FeatureDebian, node.FeatureEgress,
 	} {
 		status := node.OK
 		if slices.Contains(e.cfg.Lacks, f) {

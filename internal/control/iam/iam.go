@@ -218,9 +218,20 @@ func (s *Service) Authenticate(ctx context.Context, h http.Header) (Caller, erro
 	if now := s.now(); !r.Expires.IsZero() && !now.Before(r.Expires) {
 		kind, name, _ := strings.Cut(r.Principal, ":")
 		return Caller{}, unauthenticated("token of %s %s expired %s ago", kind, name, age(now.Sub(r.Expires))).
-			WithHint("An admin makes one: sandsea token create %s", name)
+			WithHint("Ask an admin for a new one")
 	}
 	return r.caller(), nil
+}
+
+// Holds reports whether the headers of a request hold what may be a token of the platform, whether or not it is one that
+// anybody knows now.
+func Holds(h http.Header) bool {
+	return slices.ContainsFunc(h.Values("Authorization"), func(value string) bool {
+		return slices.ContainsFunc(strings.Fields(value), func(word string) bool {
+			_, _, err := split(word)
+			return err == nil
+		})
+	})
 }
 
 // find gives the record with that id from the copy, or from the store when the copy may be behind.

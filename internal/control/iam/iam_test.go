@@ -80,7 +80,7 @@ func TestAuthenticate(t *testing.T) {
 			},
 			{"another secret", bearer(otherSecret), "this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN"},
 			{"a revoked one", bearer(gone), "this token is unknown or revoked. An admin makes one; set SANDSEA_TOKEN"},
-			{"an expired one", bearer(old), "token of user ci expired 2h ago. An admin makes one: sandsea token create ci"},
+			{"an expired one", bearer(old), "token of user ci expired 2h ago. Ask an admin for a new one"},
 		} {
 			_, err := svc.Authenticate(t.Context(), tc.header)
 			if !errors.Is(err, errdefs.Unauthenticated) || err.Error() != tc.text {

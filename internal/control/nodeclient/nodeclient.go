@@ -2,7 +2,8 @@
 // services of its sandboxes.
 //
 // It speaks Connect over HTTP/1.1 on a pool of kept connections: each stream has a connection of its own, so that no
-// stream waits for another's window, and nothing is compressed on a path that is a socket or a fast network. Streams
+// stream waits for another's window, and nothing is compressed on a path that is a socket or a fast network. Between
+// machines it is TLS with the cluster's certificates, and the node at an address must be the one that is meant. Streams
 // have no time limit but their context's. Safe for concurrent use.
 package nodeclient
 
@@ -22,7 +23,7 @@ import (
 	"github.com/sandsea/sandsea/api/errwire"
 	"github.com/sandsea/sandsea/api/node/v1/nodev1connect"
 	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
-	"github.com/sandsea/sandsea/internal/sandboxpb"
+	"github.com/sandsea/sandsea/internal/cluster"
 )
 
 const (
@@ -38,34 +39,42 @@ type Client struct {
 	Edge    nodev1connect.EdgeServiceClient
 	Process sandseav1connect.ProcessServiceClient
 	File    sandseav1connect.FileServiceClient
+	Network sandseav1connect.NetworkServiceClient
 	// Address is where the node answers.
 	Address string
+
+	base string
+	http *http.Client
 }
 
-// Pool makes clients and keeps one per address. Close drops the idle connections.
+// Pool makes clients and keeps one for each node and address. Close drops the idle connections.
 type Pool struct {
-	token string
+	id *cluster.Identity
 
 	mu      sync.Mutex
-	clients map[string]*pooled // guarded by mu
+	clients map[place]*pooled // guarded by mu
 }
+
+type place struct{ address, name string }
 
 type pooled struct {
 	client    *Client
 	transport *http.Transport
 }
 
-// NewPool makes a pool; token is the secret that servers and nodes share, empty on one machine.
-func NewPool(token string) *Pool { return &Pool{token: token, clients: map[string]*pooled{}} }
+// NewPool makes a pool that calls other machines as id; nil: it reaches this machine's sockets only.
+func NewPool(id *cluster.Identity) *Pool { return &Pool{id: id, clients: map[place]*pooled{}} }
 
-// Client gives the client for an address: "unix:/path" or "host:port". It connects at the first call.
-func (p *Pool) Client(address string) (*Client, error) {
+// Client gives the client for the node of that name at an address: "unix:/path" or "host:port". It connects at the
+// first call.
+func (p *Pool) Client(address, name string) (*Client, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c, ok := p.clients[address]; ok {
+	at := place{address, name}
+	if c, ok := p.clients[at]; ok {
 		return c.client, nil
 	}
-	network, target, base := "tcp", address, "http://"+address
+	network, target, base := "tcp", address, "https://"+address
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		network, target, base = "unix", path, "http://node"
 		if !strings.HasPrefix(path, "/") {
@@ -73,6 +82,9 @@ func (p *Pool) Client(address string) (*Client, error) {
 		}
 	} else if _, _, err := net.SplitHostPort(address); err != nil {
 		return nil, errdefs.New(errdefs.Invalid, "node address "+address, "is neither unix:/path nor host:port").Wrap(err)
+	} else if p.id == nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "node address "+address,
+			"is on another machine, and this server belongs to no cluster").WithHint("Use sandsea server in place of sandsea up")
 	}
 	dialer := &net.Dialer{Timeout: dialLimit, KeepAlive: 15 * time.Second}
 	transport := &http.Transport{
@@ -82,7 +94,10 @@ func (p *Pool) Client(address string) (*Client, error) {
 		MaxIdleConns: idleConns, MaxIdleConnsPerHost: idleConns, IdleConnTimeout: 90 * time.Second,
 		DisableCompression: true, WriteBufferSize: bufSize, ReadBufferSize: bufSize,
 	}
-	httpClient := &http.Client{Transport: tokenAdder{transport, p.token}}
+	if network == "tcp" {
+		transport.TLSClientConfig = p.id.DialNode(name)
+	}
+	httpClient := &http.Client{Transport: unbroken{transport}}
 	opts := []connect.ClientOption{
 		connect.WithAcceptCompression("gzip", nil, nil), connect.WithReadMaxBytes(maxMessage),
 	}
@@ -90,9 +105,11 @@ func (p *Pool) Client(address string) (*Client, error) {
 		Edge:    nodev1connect.NewEdgeServiceClient(httpClient, base, opts...),
 		Process: sandseav1connect.NewProcessServiceClient(httpClient, base, opts...),
 		File:    sandseav1connect.NewFileServiceClient(httpClient, base, opts...),
+		Network: sandseav1connect.NewNetworkServiceClient(httpClient, base, opts...),
+		base:    base, http: httpClient,
 		Address: address,
 	}
-	p.clients[address] = &pooled{c, transport}
+	p.clients[at] = &pooled{c, transport}
 	return c, nil
 }
 
@@ -105,36 +122,26 @@ func (p *Pool) Close() {
 	}
 }
 
-// tokenAdder puts the shared secret on every request and makes an abandoned stream end as what it is.
-type tokenAdder struct {
-	http.RoundTripper
-	token string
-}
+// unbroken makes an abandoned stream end as what it is.
+type unbroken struct{ http.RoundTripper }
 
-func (t tokenAdder) RoundTrip(r *http.Request) (*http.Response, error) {
-	streams := r.ContentLength < 0 && r.Body != nil
-	if t.token == "" && !streams {
-		return t.RoundTripper.RoundTrip(r)
-	}
-	r = r.Clone(r.Context())
-	if t.token != "" {
-		r.Header.Set(sandboxpb.NodeTokenHeader, t.token)
-	}
-	if streams {
-		r.Body = unbroken{r.Body, r.Context()}
+func (t unbroken) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.ContentLength < 0 && r.Body != nil {
+		r = r.Clone(r.Context())
+		r.Body = unbrokenBody{r.Body, r.Context()}
 	}
 	return t.RoundTripper.RoundTrip(r)
 }
 
-// unbroken is the body of a stream to a node. Connect closes it in good order also when the call was cancelled, and
+// unbrokenBody is the body of a stream to a node. Connect closes it in good order also when the call was cancelled, and
 // that may be faster than the end of the connection: the node would take half a file for a whole one. So an end after
 // the cancellation is an error, after which net/http drops the connection without the chunk that says "complete".
-type unbroken struct {
+type unbrokenBody struct {
 	io.ReadCloser
 	ctx context.Context //nolint:containedctx // the request's own, for as long as its body is read
 }
 
-func (u unbroken) Read(p []byte) (int, error) {
+func (u unbrokenBody) Read(p []byte) (int, error) {
 	n, err := u.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) && u.ctx.Err() != nil {
 		err = context.Cause(u.ctx)

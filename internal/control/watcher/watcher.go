@@ -200,7 +200,7 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) {
 	if reg.Name == "" {
 		reg.Name = fmt.Sprintf("n%d", n)
 	}
-	client, err := w.pool.Client(reg.Address)
+	client, err := w.pool.Client(reg.Address, reg.Name)
 	if err != nil {
 		w.log.Warn("node registration has no usable address", "node", n, "err", err)
 		return
@@ -361,6 +361,11 @@ func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time, sessi
 			w.tellDifferenceLocked(before, now)
 		}
 	case r.GetSeq() == m.seq:
+		for id, s := range now {
+			if old := m.sandboxes[id]; overtaken(s, old) {
+				now[id] = old
+			}
+		}
 		m.sandboxes = now
 	}
 	w.publishLocked()
@@ -409,7 +414,9 @@ func (w *Watcher) transition(m *member, e *nodev1.FollowResponse) {
 		return
 	}
 	m.seq = e.GetSeq()
-	m.sandboxes[s.GetId()] = s
+	if !overtaken(s, m.sandboxes[s.GetId()]) {
+		m.sandboxes[s.GetId()] = s
+	}
 	w.ring.add(Event{At: e.GetAt(), What: e.GetWhat(), Sandbox: s})
 }
 
@@ -425,12 +432,21 @@ func (w *Watcher) Note(s *sandseav1.Sandbox) {
 	if m == nil {
 		return
 	}
-	if old := m.sandboxes[s.GetId()]; old == nil || rank(s.GetState()) > rank(old.GetState()) {
-		m.sandboxes[s.GetId()] = s
+	if old := m.sandboxes[s.GetId()]; old == nil || overtaken(old, s) {
+		m.sandboxes[s.GetId()] = sandboxpb.Brief(s)
 	}
 }
 
-// rank orders states by time: an answer that was overtaken by a transition changes nothing.
+// overtaken says that what a node said of a sandbox is older than what it said at another time: answers, transitions and
+// rosters come by ways of their own, and who was told of an end must not be shown the way there.
+func overtaken(s, by *sandseav1.Sandbox) bool {
+	if by == nil {
+		return false
+	}
+	return cmp.Or(cmp.Compare(s.GetEpoch(), by.GetEpoch()), cmp.Compare(rank(s.GetState()), rank(by.GetState()))) < 0
+}
+
+// rank orders states by time.
 func rank(s sandseav1.SandboxState) int {
 	if s == sandseav1.SandboxState_SANDBOX_STATE_LOST {
 		return int(sandseav1.SandboxState_SANDBOX_STATE_ENDED)
@@ -498,6 +514,14 @@ func (w *Watcher) Node(n node.Number) (c *nodeclient.Client, name string, reacha
 	return m.client, m.reg.Name, time.Since(m.seenAt) < Unreachable, true
 }
 
+// Answered reports whether a node has told of its sandboxes since this watcher began.
+func (w *Watcher) Answered(n node.Number) bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	m := w.nodes[n]
+	return m != nil && m.state != nil
+}
+
 // Nodes describes all nodes, by number.
 func (w *Watcher) Nodes() []*sandseav1.Node {
 	w.mu.RLock()
@@ -535,12 +559,20 @@ func (w *Watcher) Sandbox(id string) (*sandseav1.Sandbox, bool) {
 	if parsed, err := sandbox.Parse(id); err == nil {
 		if m := w.nodes[parsed.Node()]; m != nil {
 			if s := m.sandboxes[id]; s != nil {
-				return s, true
+				return w.latestLocked(s), true
 			}
 		}
 	}
 	s, ok := w.ended[id]
 	return s, ok
+}
+
+// latestLocked prefers the record of an end to what a node said before it: the node may have gone since.
+func (w *Watcher) latestLocked(s *sandseav1.Sandbox) *sandseav1.Sandbox {
+	if end := w.ended[s.GetId()]; end != nil && !sandboxpb.Over(s.GetState()) {
+		return end
+	}
+	return s
 }
 
 // Sandboxes gives a copy of the picture: every sandbox that a node names, and with ended those of the last day.
@@ -551,7 +583,7 @@ func (w *Watcher) Sandboxes(ended bool) []*sandseav1.Sandbox {
 	for _, m := range w.nodes {
 		for _, s := range m.sandboxes {
 			if ended || !sandboxpb.Over(s.GetState()) && w.ended[s.GetId()] == nil {
-				out = append(out, s)
+				out = append(out, w.latestLocked(s))
 			}
 		}
 	}

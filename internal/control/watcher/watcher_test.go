@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1 "github.com/sandsea/sandsea/api/node/v1"
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
@@ -23,6 +24,7 @@ import (
 	"github.com/sandsea/sandsea/internal/control/watcher"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
+	"github.com/sandsea/sandsea/internal/sandboxpb"
 	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/keys"
 	"github.com/sandsea/sandsea/internal/store/mem"
@@ -45,7 +47,7 @@ type world struct {
 
 func newWorld(t *testing.T, n int) *world {
 	t.Helper()
-	w := &world{store: mem.New(mem.Config{}), pool: nodeclient.NewPool("")}
+	w := &world{store: mem.New(mem.Config{}), pool: nodeclient.NewPool(nil)}
 	dir := t.TempDir()
 	for i := range n {
 		e := fakeedge.New(fakeedge.Config{
@@ -96,7 +98,7 @@ func (w *world) create(t *testing.T, i int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := w.pool.Client(fmt.Sprintf("unix:%s", w.socket(t, i)))
+	c, err := w.pool.Client(fmt.Sprintf("unix:%s", w.socket(t, i)), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,5 +322,30 @@ func TestEventsEndWithTheirContext(t *testing.T) {
 				t.Errorf("got %v after %s", err, time.Since(began))
 			}
 		}
+	})
+}
+
+// A node that ended its sandboxes and went, as sandsea down does, has told the store and nobody else.
+func TestTheRecordOfAnEndIsNewerThanWhatTheNodeLastSaid(t *testing.T) {
+	w := newWorld(t, 1)
+	id := w.create(t, 0)
+	wt := w.watch(t, 0)
+	if sb, ok := wt.Sandbox(id); !ok || sandboxpb.Over(sb.GetState()) {
+		t.Fatalf("%v, %v", sb, ok)
+	}
+	value, err := sandboxpb.EncodeEnded(&pb.Sandbox{
+		Id: id, Project: "default", State: pb.SandboxState_SANDBOX_STATE_ENDED,
+		End: &pb.End{Cause: "stopped", At: timestamppb.Now()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store.Txn(t.Context(), nil, []store.Op{store.Put(keys.EndedSandbox("default", id), value)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it shows as ended", func() bool {
+		sb, ok := wt.Sandbox(id)
+		all := wt.Sandboxes(true)
+		return ok && sandboxpb.Over(sb.GetState()) && len(all) == 1 && sandboxpb.Over(all[0].GetState()) && len(wt.Sandboxes(false)) == 0
 	})
 }

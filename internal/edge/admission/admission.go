@@ -56,7 +56,7 @@ func Of(c node.Capabilities, o Overcommit) Capacity {
 	}
 	return Capacity{
 		Sandboxes:   int(min(maxSandboxes, max(c.PidMax/pidsPerSandbox, 1))),
-		Starting:    max(4, 2*c.CPUs),
+		Starting:    node.StartsAtOnce(c.CPUs),
 		Memory:      int64(float64(c.Memory) * factor(o.Memory, DefaultMemoryFactor)),
 		CPUMillis:   int64(float64(c.CPUs) * 1000 * factor(o.CPU, DefaultCPUFactor)),
 		Pids:        int64(float64(c.PidMax) * factor(o.Pids, DefaultPidsFactor)),

@@ -4,12 +4,15 @@ package backend
 
 import (
 	"context"
+	"net"
+	"net/netip"
 	"os"
 	"time"
 
 	"github.com/sandsea/sandsea/internal/chronus"
 	"github.com/sandsea/sandsea/internal/layers/plan"
 	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/policy"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
@@ -39,12 +42,24 @@ type Usage struct {
 // was there may be found still: it is done, and tells the evidence.
 type Backend interface {
 	Probe(ctx context.Context) (node.Capabilities, error)
-	// Start builds the sandbox and returns when commands and files work. hard is the hard end for the keeper.
-	Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time) (Instance, error)
+	// Start builds the sandbox and returns when commands and files work.
+	Start(ctx context.Context, s Spec) (Instance, error)
 	Recover(ctx context.Context, id sandbox.ID, h Handle) (Instance, error)
 	// Sweep removes every trace of sandboxes for which keep is false, whoever left them.
 	Sweep(ctx context.Context, keep func(sandbox.ID) bool) error
 	Close() error
+}
+
+// Spec is what Start builds.
+type Spec struct {
+	ID     sandbox.ID
+	Plan   plan.Plan
+	Limits sandbox.Limits
+	// Hard is the hard end, for the keeper.
+	Hard time.Time
+	// Linked, if set, is called once as soon as a sandbox whose plan has a network has its link, while the rest is being
+	// made, so that its walls can be set meanwhile. It must not block. After an error of Start that link is dead.
+	Linked func(Link)
 }
 
 // Exec are the kernel objects that one command needs beside its pipes.
@@ -65,8 +80,17 @@ type Exec interface {
 	Remove() error
 }
 
+// Link is a sandbox's way to the gate, where Aether is and nothing else.
+type Link interface {
+	// Addr is the sandbox's address there.
+	Addr() netip.Addr
+	// Set puts the kernel's walls in force; until the first call they are closed.
+	Set(w policy.Walls) error
+}
+
 // Instance is one running sandbox.
 type Instance interface {
+	// Handle changes with Update and with the first Link.
 	Handle() Handle
 	// Channel of an instance from Start has been greeted, and nothing runs. After Recover the caller greets: Hello then
 	// lists what lives and what ended unacknowledged.
@@ -80,6 +104,12 @@ type Instance interface {
 	// OOMKills counts kills by the out-of-memory killer so far.
 	OOMKills() (int64, error)
 	Usage(ctx context.Context) (Usage, error)
+	// Link gives the sandbox's link, which is made now if the plan had none. FailedPrecondition where the node has no
+	// gate.
+	Link(ctx context.Context) (Link, error)
+	// Dial connects to a TCP server inside, at its loopback address or that of its link; Unavailable when nobody listens
+	// there.
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
 	// Update changes limits in place.
 	Update(ctx context.Context, l sandbox.Limits) error
 	// Stop sends TERM to what runs, waits grace, kills all, waits until no process is left and gives every resource

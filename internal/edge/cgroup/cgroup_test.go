@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/linux/cgroupfs"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/leak"
@@ -368,7 +369,7 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 	})
 	t.Run("processes that are left live on in the sandbox", func(t *testing.T) {
 		e := newExec(5)
-		cmd := start(t, g, e.Dir, `echo ready; sleep 100`)
+		cmd := start(t, g, e.Dir, `echo ready; exec sleep 100`)
 		if err := e.Remove(); err != nil {
 			t.Fatal(err)
 		}
@@ -379,6 +380,18 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 		if err != nil || !slices.Contains(pids, cmd.Process.Pid) {
 			t.Errorf("pids %v, %v, want %d among them", pids, err, cmd.Process.Pid)
 		}
+		// Nobody was moved, since it goes by number; the group goes once it is empty.
+		where, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid))
+		if err != nil || !strings.Contains(string(where), "/sexec/e5\n") {
+			t.Errorf("it is in %s (%v)", where, err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		wait.Until(t, 5*time.Second, func() bool {
+			x := newExec(6)
+			defer func() { _ = x.Remove() }()
+			return !cgroupfs.Exists(g.V2(), "e5")
+		}, "the end of the group")
 	})
 }
 
@@ -470,6 +483,43 @@ func TestDestroyLeavesNothingOfRunningSandboxesAndDaemons(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(p.mount, m.name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s/%s: %v", p.mount, m.name, err)
 		}
+	}
+}
+
+func TestADaemonThatOutgrowsItsMemoryEnds(t *testing.T) {
+	m := openManager(t)
+	dir, err := m.Daemon("grows")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	cmd := exec.Command("sh", "-c", `read x; head -c 200000000 /dev/zero | tail -c 199999999 >/dev/null`)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := m.LimitDaemon("grows", 16<<20); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := io.WriteString(in, "go\n"); err != nil {
+		t.Error(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if killed := 128 + int(syscall.SIGKILL); cmd.ProcessState.ExitCode() != killed {
+			t.Errorf("it ends with %v, want status %d", err, killed)
+		}
+	case <-time.After(20 * time.Second):
+		_ = cmd.Process.Kill()
+		t.Errorf("it goes on: %v", <-ended)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,6 +21,9 @@ type Group struct {
 	id      string   // its name
 	sandbox string   // what messages call it, if not by its name
 	dir     *os.File // v2
+
+	mu   sync.Mutex
+	left map[string]bool // guarded by mu: groups of commands that were given back with processes in them
 }
 
 // ID is its name in every tree.
@@ -39,6 +43,19 @@ func (g *Group) object() string {
 
 // V2 is the open v2 directory, into which a child can be cloned. It stays the Group's.
 func (g *Group) V2() *os.File { return g.dir }
+
+// Number is what the kernel's programs know the v2 group by.
+func (g *Group) Number() (uint64, error) {
+	fi, err := g.dir.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("number of the group of %s: %w", g.object(), err)
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, fmt.Errorf("number of the group of %s: %w", g.object(), errors.ErrUnsupported)
+	}
+	return st.Ino, nil // its file handle; the same number on machines of 64 bits
+}
 
 // KillFile opens cgroup.kill of the whole sandbox; a write of "1" ends everything in it. The caller closes it.
 func (g *Group) KillFile() (*os.File, error) { return cgroupfs.OpenWrite(g.dir, "cgroup.kill") }
@@ -315,6 +332,7 @@ type Exec struct {
 // after a restart. Exhausted when the kernel has no room.
 func (g *Group) Exec(number int64, uidBase uint32) (_ *Exec, err error) {
 	name := fmt.Sprintf("e%d", number)
+	g.removeLeft(name)
 	if err := cgroupfs.Mkdir(g.dir, name); err != nil && !errors.Is(err, fs.ErrExist) {
 		if cgroupfs.Gone(err) {
 			return nil, errdefs.New(errdefs.NotFound, g.object(), "its control group is gone").Wrap(err)
@@ -363,8 +381,9 @@ func (e *Exec) Populated() (bool, error) {
 	return n != 0, ignoreGone(err)
 }
 
-// Remove removes the group and closes the Exec. Processes that are left are moved to the sandbox's own group and live
-// on. Idempotent.
+// Remove gives the group back and closes the Exec. Processes that are left live on in it: it goes when a later command
+// finds it empty, or with the sandbox, and there are never more such groups than the sandbox has processes. (The kernel
+// moves processes by number, and that of one that has ended may be a stranger's by then.) Idempotent.
 func (e *Exec) Remove() error {
 	ctx, stop := context.WithTimeoutCause(context.Background(), removeLimit, errBusy)
 	defer stop()
@@ -376,12 +395,8 @@ func (e *Exec) Remove() error {
 		if !cgroupfs.Busy(err) {
 			return fmt.Errorf("remove group of command %s of %s: %w", e.name, e.g.object(), err)
 		}
-		moved, moveErr := e.evict()
-		if moveErr != nil {
-			return moveErr
-		}
-		if moved > 0 {
-			continue
+		if e.g.leave(e) {
+			return e.Close()
 		}
 		if stop := wait.sleep(ctx); stop != nil {
 			return fmt.Errorf("remove group of command %s of %s: %w", e.name, e.g.object(), stop)
@@ -389,22 +404,47 @@ func (e *Exec) Remove() error {
 	}
 }
 
-// evict moves the processes of the command to the sandbox's group.
-func (e *Exec) evict() (moved int, err error) {
-	pids, err := cgroupfs.Procs(e.Dir)
-	if err != nil {
-		return 0, ignoreGone(err)
+// leave notes the group of a command in which processes are left; false when there is none, or nobody can tell.
+func (g *Group) leave(e *Exec) bool {
+	g.mu.Lock()
+	known := g.left[e.name]
+	g.mu.Unlock()
+	if known {
+		return true
 	}
-	for _, pid := range pids {
-		// ESRCH: it ended meanwhile.
-		switch err := cgroupfs.Write(e.g.dir, "cgroup.procs", fmt.Sprint(pid)); {
-		case err == nil:
-			moved++
-		case !errors.Is(err, syscall.ESRCH):
-			return moved, err
+	if populated, err := e.Populated(); err != nil || !populated {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.left == nil {
+		g.left = map[string]bool{}
+	}
+	g.left[e.name] = true
+	return true
+}
+
+// leftAtOnce is how many groups that were left are looked at for each command that starts.
+const leftAtOnce = 4
+
+// removeLeft removes groups that are empty by now. The named one is in use again.
+func (g *Group) removeLeft(used string) {
+	g.mu.Lock()
+	delete(g.left, used)
+	var names []string
+	for name := range g.left { // in no order, so that each has its turn
+		if names = append(names, name); len(names) == leftAtOnce {
+			break
 		}
 	}
-	return moved, nil
+	g.mu.Unlock()
+	for _, name := range names {
+		if err := cgroupfs.Rmdir(g.dir, name); err == nil || cgroupfs.Gone(err) {
+			g.mu.Lock()
+			delete(g.left, name)
+			g.mu.Unlock()
+		}
+	}
 }
 
 // Close gives up the descriptors and leaves the group as it is.

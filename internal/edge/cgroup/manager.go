@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -385,7 +387,7 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 }
 
 // Daemon makes the group of one of the platform's own processes, outside of the group of whoever starts it, and returns
-// its open v2 directory for syscall.SysProcAttr.CgroupFD. No limits. Idempotent.
+// its open v2 directory for syscall.SysProcAttr.CgroupFD. No limits but LimitDaemon's. Idempotent.
 func (m *Manager) Daemon(name string) (*os.File, error) {
 	if !tagForm.MatchString(name) {
 		return nil, errdefs.New(errdefs.Invalid, "cgroup", "daemon name %q", name)
@@ -394,6 +396,49 @@ func (m *Manager) Daemon(name string) (*os.File, error) {
 		return nil, wrapMkdir("daemon "+name, err)
 	}
 	return cgroupfs.OpenAt(m.v2.parent, daemonPrefix+name)
+}
+
+// LimitDaemon bounds the memory, in bytes, of the processes that are in Daemon's group now; on v2, of whatever enters it
+// later, too. Swap is not bounded: a daemon that outgrows its limit ends either way. Idempotent.
+func (m *Manager) LimitDaemon(name string, memory int64) error {
+	object := "daemon " + name
+	p, ok := m.at["memory"]
+	if !ok {
+		return cannot(object, "memory", m.lacks["memory"])
+	}
+	own, err := m.Daemon(name)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	limit := settings("memory", p.v2, sandbox.Limits{Memory: memory}, false)[0]
+	if p.v2 {
+		if err := cgroupfs.Write(own, limit.file, limit.value); err != nil {
+			return fmt.Errorf("limit memory of %s: %w", object, err)
+		}
+		return nil
+	}
+	if err := cgroupfs.Mkdir(p.parent, daemonPrefix+name); err != nil && !errors.Is(err, fs.ErrExist) {
+		return wrapMkdir(object, err)
+	}
+	dir, err := cgroupfs.OpenAt(p.parent, daemonPrefix+name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := cgroupfs.Write(dir, limit.file, limit.value); err != nil {
+		return fmt.Errorf("limit memory of %s: %w", object, err)
+	}
+	pids, err := cgroupfs.Procs(own)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := cgroupfs.Write(dir, "cgroup.procs", strconv.Itoa(pid)); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("limit memory of %s: %w", object, err)
+		}
+	}
+	return nil
 }
 
 // DaemonPath is where Daemon's group lies, for whoever makes it by path (package supervise).

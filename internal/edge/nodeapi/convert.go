@@ -39,7 +39,8 @@ func Sandbox(x runner.Snapshot) *sandseav1.Sandbox {
 		Id: string(x.ID), Project: x.Project, Spec: sandboxpb.FromSpec(x.Spec),
 		State: sandboxpb.FromState(x.State, x.End.Cause),
 		Epoch: x.Epoch, CreatedAt: at(x.Created), ReadyAt: at(x.Ready), ExpiresAt: at(x.Expires),
-		Layers: sandboxpb.FromDigests(x.Layers), IdleForMs: x.IdleFor.Milliseconds(),
+		Layers: sandboxpb.FromDigests(x.Layers), IdleForMs: x.IdleFor.Milliseconds(), ImageDigest: string(x.Image),
+		Config: sandboxpb.FromConfig(x.Config), NetworkPhase: x.Phase,
 	}
 	for _, name := range slices.Sorted(maps.Keys(x.Enforcement)) {
 		m.Enforcement = append(m.Enforcement, &sandseav1.Enforcement{Name: name, Mechanism: x.Enforcement[name]})
@@ -77,13 +78,40 @@ func fromCommand(m *sandseav1.Command) sessions.Command {
 		Argv: m.GetArgv(), Env: m.GetEnv(), ReplaceEnv: m.GetEnvMode() == sandseav1.EnvMode_ENV_MODE_REPLACE,
 		User: m.GetUser(),
 		Cwd:  m.GetCwd(), MergeStderr: m.GetMergeStderr(), Timeout: milliseconds(m.GetTimeoutMs()),
+		Overflow: fromOverflow(m.GetOverflow()),
 	}
+}
+
+var overflows = map[sandseav1.Overflow]sessions.Overflow{
+	sandseav1.Overflow_OVERFLOW_UNSPECIFIED: sessions.OverflowHeadTail,
+	sandseav1.Overflow_OVERFLOW_HEAD_TAIL:   sessions.OverflowHeadTail,
+	sandseav1.Overflow_OVERFLOW_TAIL:        sessions.OverflowTail,
+	sandseav1.Overflow_OVERFLOW_HEAD:        sessions.OverflowHead,
+	sandseav1.Overflow_OVERFLOW_FAIL:        sessions.OverflowFail,
+}
+
+// fromOverflow leaves a value that nobody knows for the check of the command.
+func fromOverflow(o sandseav1.Overflow) sessions.Overflow {
+	known, ok := overflows[o]
+	if !ok {
+		return sessions.Overflow(o.String())
+	}
+	return known
+}
+
+func toOverflow(o sessions.Overflow) sandseav1.Overflow {
+	for m, known := range overflows {
+		if known == o && m != sandseav1.Overflow_OVERFLOW_UNSPECIFIED {
+			return m
+		}
+	}
+	return sandseav1.Overflow_OVERFLOW_UNSPECIFIED
 }
 
 func toCommand(c sessions.Command) *sandseav1.Command {
 	m := &sandseav1.Command{
 		User: c.User, Cwd: valid(c.Cwd), MergeStderr: c.MergeStderr, TimeoutMs: c.Timeout.Milliseconds(),
-		EnvMode: sandseav1.EnvMode_ENV_MODE_MERGE,
+		EnvMode: sandseav1.EnvMode_ENV_MODE_MERGE, Overflow: toOverflow(c.Overflow),
 	}
 	if c.ReplaceEnv {
 		m.EnvMode = sandseav1.EnvMode_ENV_MODE_REPLACE
@@ -106,7 +134,7 @@ func toResult(r sessions.Result) *sandseav1.Result {
 		Oom:       r.OOM,
 		Truncated: r.Truncated, StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, WallUs: r.Wall.Microseconds(),
 		CpuUs: r.CPU.Microseconds(), PeakMemoryBytes: r.PeakMemory, InfraError: valid(r.InfraError),
-		PausedUs: r.Paused.Microseconds(),
+		PausedUs: r.Paused.Microseconds(), OutputExceeded: r.Exceeded,
 	}
 	if f := r.StartFailure; f != nil {
 		m.StartFailure = &sandseav1.StartFailure{Kind: f.Kind, Message: valid(f.Message), Errno: int32(f.Errno)}
@@ -117,7 +145,7 @@ func toResult(r sessions.Result) *sandseav1.Result {
 func toProcess(i sessions.Info) *sandseav1.Process {
 	m := &sandseav1.Process{
 		Number: i.Number, Command: toCommand(i.Command), StartedAt: at(i.Started), EndedAt: at(i.Ended), HostPid: i.HostPid,
-		InputOpen: i.InputOpen,
+		InputOpen: i.InputOpen, Terminal: toTerminal(i.Terminal), Shell: i.Shell,
 	}
 	switch i.State {
 	case sessions.Running:
@@ -155,22 +183,10 @@ func toEvent(e sessions.Event) *sandseav1.ProcessEvent {
 }
 
 func toInfo(f files.Info) *sandseav1.FileInfo {
-	m := &sandseav1.FileInfo{
-		Path: valid(f.Path), Size: f.Size, Mode: f.Mode, Uid: f.UID, Gid: f.GID, ModifiedAt: at(f.ModTime),
-		Link:  valid(f.Link),
-		Inode: f.Inode, Links: f.Links,
+	return &sandseav1.FileInfo{
+		Path: escaped(f.Path), Type: toType(f.Type), Size: f.Size, Mode: f.Mode, Uid: f.UID, Gid: f.GID,
+		ModifiedAt: at(f.ModTime), Link: escaped(f.Link), Inode: f.Inode, Links: f.Links,
 	}
-	switch f.Type {
-	case files.Regular:
-		m.Type = sandseav1.FileType_FILE_TYPE_REGULAR
-	case files.Directory:
-		m.Type = sandseav1.FileType_FILE_TYPE_DIRECTORY
-	case files.Symlink:
-		m.Type = sandseav1.FileType_FILE_TYPE_SYMLINK
-	default:
-		m.Type = sandseav1.FileType_FILE_TYPE_OTHER
-	}
-	return m
 }
 
 // signalNames are Linux's, from 1 on.

@@ -58,9 +58,20 @@ func (e edgeService) Create(ctx context.Context, r *connect.Request[nodev1.Creat
 	if len(layers) == 0 || len(layers) > image.MaxLayers {
 		return nil, errdefs.New(errdefs.Invalid, "", "layers: %d of them", len(layers)).WithField("layers", "1 to 64")
 	}
+	var img image.Digest
+	if m.GetImageDigest() != "" {
+		if img, err = image.ParseDigest(m.GetImageDigest()); err != nil {
+			return nil, err
+		}
+	}
+	if e.s.cfg.Layers != nil {
+		if err := e.s.cfg.Layers.Ensure(ctx, layers); err != nil {
+			return nil, err
+		}
+	}
 	snap, err := e.s.cfg.Runner.Create(ctx, runner.Request{
-		ID: id, Project: m.GetProject(), Spec: spec, Layers: layers, Config: sandboxpb.ToConfig(m.GetConfig()), By: m.GetBy(),
-		Digest: m.GetDigest(),
+		ID: id, Project: m.GetProject(), Spec: spec, Layers: layers, Config: sandboxpb.ToConfig(m.GetConfig()), Image: img,
+		By: m.GetBy(), Digest: m.GetDigest(),
 	})
 	if err != nil {
 		return nil, err
@@ -84,6 +95,7 @@ func (e edgeService) Get(ctx context.Context, r *connect.Request[nodev1.GetReque
 		MemoryBytes: u.Memory, MemoryPeakBytes: u.MemoryPeak, CpuUs: u.CPU.Microseconds(), Pids: u.Pids, DiskBytes: u.Disk,
 		OutputBytes: output,
 	}
+	e.s.netUsage(ctx, id, m.Usage)
 	return connect.NewResponse(&nodev1.GetResponse{Sandbox: m}), nil
 }
 
@@ -128,7 +140,9 @@ func (e edgeService) Roster(context.Context, *connect.Request[nodev1.RosterReque
 	all, seq := e.s.cfg.Runner.Roster()
 	out := &nodev1.RosterResponse{Seq: seq, Incarnation: e.s.cfg.Runner.Incarnation(), Node: e.s.node(all)}
 	for _, snap := range all {
-		out.Sandboxes = append(out.Sandboxes, e.s.sandbox(snap))
+		if !snap.Stored {
+			out.Sandboxes = append(out.Sandboxes, sandboxpb.Brief(e.s.sandbox(snap)))
+		}
 	}
 	return connect.NewResponse(out), nil
 }
@@ -152,7 +166,7 @@ func (e edgeService) Follow(ctx context.Context, r *connect.Request[nodev1.Follo
 		}
 		for _, t := range batch {
 			err := st.Send(&nodev1.FollowResponse{
-				Seq: t.Seq, At: timestamppb.New(t.At), What: t.What, Sandbox: e.s.sandbox(t.Sandbox),
+				Seq: t.Seq, At: timestamppb.New(t.At), What: t.What, Sandbox: sandboxpb.Brief(e.s.sandbox(t.Sandbox)),
 			})
 			if err != nil {
 				return err
@@ -205,7 +219,7 @@ func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildR
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		res, err := runImport(ctx, b, r.Msg, report)
+		res, err := e.runImport(ctx, b, r.Msg, report)
 		done <- outcome{res, err}
 	}()
 	send := func(p build.Progress) error {
@@ -238,24 +252,33 @@ func (e edgeService) Build(ctx context.Context, r *connect.Request[nodev1.BuildR
 	}
 }
 
-func runImport(ctx context.Context, b Builder, m *nodev1.BuildRequest, report build.Report) (build.Result, error) {
+func (e edgeService) runImport(ctx context.Context, b Builder, m *nodev1.BuildRequest, report build.Report,
+) (build.Result, error) {
 	switch src := m.GetImport().GetSource().(type) {
 	case *sandseav1.ImportImageRequest_Debian:
 		return b.Debian(ctx, build.DebianOptions{
 			Suite: src.Debian.GetSuite(), Include: src.Debian.GetInclude(), Refresh: src.Debian.GetRefresh(), Report: report,
-			Known: func(_ context.Context, name, packages string) (build.Result, bool, error) {
-				return findKnown(m.GetKnown(), name, packages)
+			Known: func(ctx context.Context, name, packages string) (build.Result, bool, error) {
+				return e.findKnown(ctx, m.GetKnown(), name, packages)
 			},
 		})
 	case *sandseav1.ImportImageRequest_Archive:
 		return importArchive(ctx, b, src.Archive, report)
+	case *sandseav1.ImportImageRequest_Registry:
+		auth := src.Registry.GetAuth()
+		return b.Registry(ctx, build.RegistryOptions{
+			Reference: src.Registry.GetReference(), Username: auth.GetUsername(), Password: auth.GetPassword(),
+			Token: auth.GetToken(), Insecure: src.Registry.GetInsecure(), Platform: src.Registry.GetPlatform(), Report: report,
+		})
 	}
 	return build.Result{}, errdefs.New(errdefs.Invalid, "", "source: names nothing to import").WithField("source", "").
-		WithHint("Give debian or archive")
+		WithHint("Give debian, archive or registry")
 }
 
-// findKnown finds an earlier import by its name and, when they are known, its packages.
-func findKnown(known []*nodev1.Built, name, packages string) (build.Result, bool, error) {
+// findKnown finds an earlier import by its name and, when they are known, its packages. One whose layers are lost is not
+// known: who imports it again wants them back.
+func (e edgeService) findKnown(ctx context.Context, known []*nodev1.Built, name, packages string,
+) (build.Result, bool, error) {
 	for _, k := range known {
 		if k.GetName() != name || (packages != "" && k.GetPackages() != packages) {
 			continue
@@ -263,6 +286,18 @@ func findKnown(known []*nodev1.Built, name, packages string) (build.Result, bool
 		layers, err := sandboxpb.ToLayers(k.GetLayers())
 		if err != nil {
 			return build.Result{}, false, err
+		}
+		if e.s.cfg.Layers != nil {
+			var digests []image.Digest
+			for _, l := range layers {
+				digests = append(digests, l.Digest)
+			}
+			if err := e.s.cfg.Layers.Ensure(ctx, digests); errors.Is(err, errdefs.Refused) {
+				e.s.cfg.Log.Warn("layers of an image are lost; it is made again", "image", name, "err", err)
+				continue
+			} else if err != nil {
+				return build.Result{}, false, err
+			}
 		}
 		return build.Result{
 			Name: name, Layers: layers, Config: sandboxpb.ToConfig(k.GetConfig()), Packages: k.GetPackages(),
@@ -290,11 +325,13 @@ func importArchive(ctx context.Context, b Builder, m *sandseav1.ArchiveSource, r
 	switch m.GetFormat() {
 	case sandseav1.ArchiveFormat_ARCHIVE_FORMAT_OCI:
 		return b.OCI(ctx, f, o)
+	case sandseav1.ArchiveFormat_ARCHIVE_FORMAT_DOCKER:
+		return b.Docker(ctx, f, o)
 	case sandseav1.ArchiveFormat_ARCHIVE_FORMAT_ROOTFS, sandseav1.ArchiveFormat_ARCHIVE_FORMAT_UNSPECIFIED:
 		return b.Rootfs(ctx, f, o)
 	}
 	return build.Result{}, errdefs.New(errdefs.Invalid, "", "source.archive.format: %d is unknown", m.GetFormat()).
-		WithField("source.archive.format", "").WithHint("Use rootfs or OCI")
+		WithField("source.archive.format", "").WithHint("Use rootfs, OCI or Docker")
 }
 
 func (e edgeService) Upload(ctx context.Context, st *connect.ClientStream[nodev1.UploadRequest],
@@ -332,10 +369,14 @@ func (e edgeService) Collect(ctx context.Context, r *connect.Request[nodev1.Coll
 			keep = append(keep, snap.Layers...)
 		}
 	}
+	keep = append(keep, e.s.cfg.Keep...)
 	slices.Sort(keep)
 	keep = slices.Compact(keep)
 	if e.s.cfg.Mounts != nil {
 		e.s.cfg.Mounts.Keep(keep)
+	}
+	if e.s.cfg.Layers != nil {
+		defer e.s.cfg.Layers.Collected()
 	}
 	freed, err := b.Collect(ctx, keep)
 	if err != nil {

@@ -15,7 +15,10 @@ import (
 )
 
 // fileService implements sandsea.v1.FileService.
-type fileService struct{ s *Server }
+type fileService struct {
+	s       *Server
+	batches chan struct{} // held while a batch is read
+}
 
 // view begins a file call; done ends it.
 func (f fileService) view(ctx context.Context, procedure string, h http.Header, id, user string,
@@ -92,6 +95,9 @@ func (f fileService) Write(ctx context.Context, st *connect.ClientStream[sandsea
 		}
 		return st.Msg().GetData(), nil
 	}}
+	if v, err = v.GivingTo(ctx, h.GetOwner()); err != nil {
+		return nil, err
+	}
 	info, err := v.Write(ctx, h.GetPath(), h.GetMode(), h.Size, body)
 	if err != nil {
 		return nil, err
@@ -189,6 +195,9 @@ func (f fileService) UploadTar(ctx context.Context, st *connect.ClientStream[san
 		return nil, err
 	}
 	defer done()
+	if v, err = v.GivingTo(ctx, h.GetOwner()); err != nil {
+		return nil, err
+	}
 	up, err := v.UploadTar(ctx, h.GetPath(), &reader{rest: first, next: func() ([]byte, error) {
 		if !st.Receive() {
 			return nil, end(st.Err())
@@ -230,7 +239,7 @@ func (f fileService) DownloadTar(ctx context.Context, r *connect.Request[sandsea
 		return err
 	}
 	for i := range skipped {
-		skipped[i] = valid(skipped[i])
+		skipped[i] = escaped(skipped[i])
 	}
 	return st.Send(&sandseav1.DownloadTarResponse{Skipped: skipped})
 }

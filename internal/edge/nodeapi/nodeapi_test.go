@@ -40,13 +40,10 @@ type door struct {
 }
 
 // as is an interceptor that says who calls.
-func as(projects, token string) connect.Interceptor {
+func as(projects string) connect.Interceptor {
 	return headers{func(h http.Header) {
 		h.Set(sandboxpb.ProjectsHeader, projects)
 		h.Set(sandboxpb.PrincipalHeader, "user:test")
-		if token != "" {
-			h.Set(sandboxpb.NodeTokenHeader, token)
-		}
 	}}
 }
 
@@ -105,12 +102,12 @@ func newDoor(t *testing.T, change ...func(*nodeapi.Config)) *door {
 		defer stop()
 		_ = d.server.Shutdown(ctx)
 	})
-	d.dial(&http.Client{Transport: transport}, "http://node", "default", "")
+	d.dial(&http.Client{Transport: transport}, "http://node", "default")
 	return d
 }
 
-func (d *door) dial(c *http.Client, url, projects, token string) {
-	opts := connect.WithInterceptors(as(projects, token))
+func (d *door) dial(c *http.Client, url, projects string) {
+	opts := connect.WithInterceptors(as(projects))
 	d.edge = nodev1connect.NewEdgeServiceClient(c, url, opts)
 	d.proc = sandseav1connect.NewProcessServiceClient(c, url, opts)
 	d.file = sandseav1connect.NewFileServiceClient(c, url, opts)
@@ -190,7 +187,7 @@ func TestAStrangersSandboxLooksLikeNone(t *testing.T) {
 	messages := map[string]string{}
 	for who, projects := range map[string]string{"a stranger": "other,defaul,default/team/x", "nobody": "", "the owner": "x,default/team", "the owner's parent": "default"} {
 		d2 := *d
-		d2.dial(&http.Client{Transport: d.transport(t)}, "http://node", projects, "")
+		d2.dial(&http.Client{Transport: d.transport(t)}, "http://node", projects)
 		_, err := d2.edge.Get(t.Context(), connect.NewRequest(&nodev1.GetRequest{Id: id}))
 		if strings.HasPrefix(who, "the owner") {
 			if err != nil {
@@ -475,36 +472,6 @@ func TestRosterAndFollow(t *testing.T) {
 		if connect.CodeOf(err) != connect.CodeOutOfRange {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-func TestTheSharedToken(t *testing.T) {
-	d := newDoor(t, func(c *nodeapi.Config) { c.Token = "secret" })
-	tr := d.transport(t)
-	for token, ok := range map[string]bool{"": false, "wrong": false, "secret": true} {
-		d.dial(&http.Client{Transport: tr}, "http://node", "default", token)
-		_, err := d.edge.Roster(t.Context(), connect.NewRequest(&nodev1.RosterRequest{}))
-		if (err == nil) != ok || err != nil && kindOf(err) != errdefs.Unauthenticated {
-			t.Errorf("token %q: %v", token, err)
-		}
-		st, err := d.edge.Follow(t.Context(), connect.NewRequest(&nodev1.FollowRequest{}))
-		if err == nil {
-			st.Receive()
-			err = st.Err()
-			_ = st.Close()
-		}
-		if !ok && kindOf(err) != errdefs.Unauthenticated {
-			t.Errorf("a stream with token %q: %v", token, err)
-		}
-	}
-	open := newDoor(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	if err := open.server.Serve(ln); !errors.Is(err, errdefs.FailedPrecondition) {
-		t.Errorf("a network address without a token: %v", err)
 	}
 }
 

@@ -33,11 +33,15 @@ func (p processService) Run(ctx context.Context, r *connect.Request[sandseav1.Ru
 	if err != nil {
 		return nil, u.Because(ctx, err)
 	}
+	return connect.NewResponse(toAnswer(a)), nil
+}
+
+func toAnswer(a sessions.Answer) *sandseav1.RunResponse {
 	out := &sandseav1.RunResponse{Number: a.Number, Result: toResult(a.Result)}
 	out.Result.Replayed = a.Replayed
 	out.Stdout, out.StdoutGapBytes, out.StdoutGapAt = inline(a.Stdout)
 	out.Stderr, out.StderrGapBytes, out.StderrGapAt = inline(a.Stderr)
-	return connect.NewResponse(out), nil
+	return out
 }
 
 // inline is a stream as an answer carries it.
@@ -57,7 +61,10 @@ func (p processService) Start(ctx context.Context, r *connect.Request[sandseav1.
 	}
 	defer u.Done()
 	m := r.Msg
-	start := sessions.Start{Command: fromCommand(m.GetCommand()), Key: m.GetKey(), Note: m.GetNote(), Stream: m.GetStdin()}
+	start := sessions.Start{
+		Command: fromCommand(m.GetCommand()), Key: m.GetKey(), Note: m.GetNote(), Stream: m.GetStdin(),
+		Lossless: m.GetLossless(), Terminal: fromTerminal(m.GetTerminal()),
+	}
 	for e, err := range u.Commands.Start(ctx, start, m.GetDetached()) {
 		if err != nil {
 			return u.Because(ctx, err)
@@ -78,7 +85,10 @@ func (p processService) Attach(ctx context.Context, r *connect.Request[sandseav1
 	}
 	defer u.Done()
 	m := r.Msg
-	for e, err := range u.Commands.Attach(ctx, m.GetNumber(), m.GetStdoutOffset(), m.GetStderrOffset(), m.GetNoFollow()) {
+	at := sessions.From{
+		Stdout: m.GetStdoutOffset(), Stderr: m.GetStderrOffset(), NoFollow: m.GetNoFollow(), Lossless: m.GetLossless(),
+	}
+	for e, err := range u.Commands.Attach(ctx, m.GetNumber(), at) {
 		if err != nil {
 			return err
 		}

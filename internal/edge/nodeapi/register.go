@@ -62,6 +62,9 @@ func Identify(ctx context.Context, s store.Store, dir string, m Machine) (Identi
 	if err != nil {
 		return Identity{}, err
 	}
+	if err := nameIsFree(ctx, s, m); err != nil {
+		return Identity{}, err
+	}
 	for range identifyTries {
 		g, ok, err := identify(ctx, s, m, saved)
 		if err != nil {
@@ -80,6 +83,28 @@ func Identify(ctx context.Context, s store.Store, dir string, m Machine) (Identi
 		return id, nil
 	}
 	return Identity{}, errdefs.New(errdefs.Unavailable, "node", "others keep asking for numbers at the same time")
+}
+
+// nameIsFree refuses the name of another node that is there.
+func nameIsFree(ctx context.Context, s store.Store, m Machine) error {
+	if m.Name == "" {
+		return nil
+	}
+	var holder node.Registration
+	_, err := store.All(ctx, s, keys.Nodes, func(p store.Pair) {
+		var r node.Registration
+		if json.Unmarshal(p.Value, &r) == nil && r.Name == m.Name && r.DataID != m.DataID {
+			holder = r
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("ask who has the name of this node: %w", err)
+	}
+	if holder.Number == 0 {
+		return nil
+	}
+	return errdefs.New(errdefs.AlreadyExists, "node "+m.Name, "runs at %s, with another data directory", holder.Address).
+		WithHint("One invitation is one node. Make another: sandsea node invite NAME")
 }
 
 func identify(ctx context.Context, s store.Store, m Machine, saved given) (g given, ok bool, err error) {
@@ -261,16 +286,26 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 	return lease.KeepAlive(ctx)
 }
 
-// EndedRecorder writes ends of sandboxes to the store, for runner.Config.Record.
+// recordMost is how much EndedRecorder puts into one transaction, well below what the store takes.
+const recordMost = 2 << 20
+
+// EndedRecorder writes ends of sandboxes to the store, for runner.Config.Record. Told again after an error, those that
+// the store has change nothing.
 func EndedRecorder(s store.Store, name string) func(context.Context, []runner.Snapshot) error {
 	return func(ctx context.Context, ended []runner.Snapshot) error {
-		ops := make([]store.Op, 0, len(ended))
+		ops, size := make([]store.Op, 0, len(ended)), 0
 		for _, x := range ended {
 			m := Sandbox(x)
 			m.Node = name
 			value, err := sandboxpb.EncodeEnded(m)
 			if err != nil {
 				return fmt.Errorf("encode the end of sandbox %s: %w", x.ID.Short(), err)
+			}
+			if size += len(value); size > recordMost && len(ops) > 0 {
+				if _, err := s.Txn(ctx, nil, ops, nil); err != nil {
+					return err
+				}
+				ops, size = nil, len(value)
 			}
 			ops = append(ops, store.Put(keys.EndedSandbox(x.Project, string(x.ID)), value))
 		}

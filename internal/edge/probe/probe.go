@@ -115,6 +115,7 @@ func Run(ctx context.Context, cfg Config) node.Capabilities {
 		{node.FeatureSeccomp, false, p.seccomp},
 		{node.FeatureLayers, false, p.layers},
 		{node.FeatureNetwork, false, p.network},
+		{node.FeatureEgress, false, p.egress},
 		{node.FeatureDebian, true, p.debian},
 		{node.FeatureExitFacts, true, p.exitFacts},
 	} {

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { os.Exit(leak.Main(m)) }
 
 var features = []string{
 	node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureDisk, node.FeatureOpenFiles, node.FeatureOutput,
-	node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork,
+	node.FeatureKill, node.FeatureUserNS, node.FeatureSeccomp, node.FeatureLayers, node.FeatureNetwork, node.FeatureEgress,
 	node.FeatureDebian, node.FeatureExitFacts,
 }
 
@@ -77,7 +77,7 @@ func TestWithoutControlGroupsTheReasonIsTold(t *testing.T) {
 	if c.Cgroup != "v1" {
 		t.Errorf("cgroup is %q", c.Cgroup)
 	}
-	for _, name := range []string{node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureKill} {
+	for _, name := range []string{node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureKill, node.FeatureEgress} {
 		if f := c.Feature(name); f.Status != node.Missing || f.Mechanism != "no cgroup v2 tree is mounted" ||
 			f.Fix != "Mount one" {
 			t.Errorf("%+v", f)

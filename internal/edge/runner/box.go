@@ -13,6 +13,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus/files"
 	"github.com/sandsea/sandsea/internal/chronus/sessions"
+	"github.com/sandsea/sandsea/internal/chronus/shells"
 	"github.com/sandsea/sandsea/internal/edge/admission"
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/journal"
@@ -25,6 +26,7 @@ import (
 const (
 	kindSandbox = "sandbox"
 	kindProcess = "process"
+	kindShell   = "shell"
 )
 
 // entry is what the journal remembers of a sandbox.
@@ -34,6 +36,7 @@ type entry struct {
 	Spec        sandbox.Spec      `json:"spec"`
 	Layers      []image.Digest    `json:"layers"`
 	Config      image.Config      `json:"config"`
+	Image       image.Digest      `json:"image,omitempty"`
 	By          string            `json:"by"`
 	Digest      string            `json:"digest"`
 	Epoch       int64             `json:"epoch"`
@@ -46,6 +49,8 @@ type entry struct {
 	Ended       time.Time         `json:"ended,omitzero"`
 	Handle      json.RawMessage   `json:"handle,omitempty"`
 	Enforcement map[string]string `json:"enforcement,omitempty"`
+	// Phase of Spec.Network in force.
+	Phase string `json:"phase,omitempty"`
 	// Grace of the stop that is under way.
 	Grace time.Duration `json:"grace,omitempty"`
 	// Stored says that the store has the record of the end.
@@ -58,6 +63,8 @@ type Snapshot struct {
 	Project     string
 	Spec        sandbox.Spec // with the limits in force
 	Layers      []image.Digest
+	Image       image.Digest // of the image or composition, as the server said
+	Config      image.Config
 	State       sandbox.State
 	End         sandbox.End
 	Epoch       int64
@@ -69,6 +76,8 @@ type Snapshot struct {
 	Ended       time.Time
 	Enforcement map[string]string
 	IdleFor     time.Duration
+	Phase       string // of Spec.Network, in force
+	Stored      bool   // it has ended, and the store knows how
 }
 
 // box is one sandbox.
@@ -78,6 +87,8 @@ type box struct {
 
 	// step serialises transitions: it is held across the journal's put, and over nothing else that waits.
 	step sync.Mutex
+	// net serialises changes of the network, which wait for Aether; it is taken before step.
+	net sync.Mutex
 
 	started chan struct{} // closed when the create is decided
 	ended   chan struct{} // closed in Ended
@@ -92,11 +103,13 @@ type box struct {
 	cancel   context.CancelCauseFunc // guarded by mu: of the start
 	inst     backend.Instance        // guarded by mu
 	table    *sessions.Table         // guarded by mu: from the first adoption on
+	shells   *shells.Set             // guarded by mu: as table
 	files    *files.Helpers          // guarded by mu
 	lookups  int                     // guarded by mu: of users inside, ever; those of an earlier edge count as one
 	grant    *admission.Grant        // guarded by mu
 	pending  []sandbox.Action        // guarded by mu: found at recovery, to be performed
 	waiting  int                     // guarded by mu: callers of the create that wait
+	visits   map[*visit]struct{}     // guarded by mu: of endpoints, under way
 	isFired  bool                    // guarded by mu
 	isStored bool                    // guarded by mu: stored is closed
 }
@@ -104,7 +117,7 @@ type box struct {
 func newBox(r *Runner, rec entry) *box {
 	b := &box{
 		r: r, id: rec.ID, rec: rec, started: make(chan struct{}), ended: make(chan struct{}), stored: make(chan struct{}),
-		fired: make(chan struct{}), built: make(chan struct{}),
+		fired: make(chan struct{}), built: make(chan struct{}), visits: map[*visit]struct{}{},
 	}
 	b.idle = newIdleClock(rec.Spec.Idle, r.cfg.Now, b.wentIdle)
 	return b
@@ -127,9 +140,10 @@ func (b *box) snapshot(now time.Time) Snapshot {
 func (b *box) snapshotLocked(now time.Time) Snapshot {
 	rec := b.rec
 	s := Snapshot{
-		ID: rec.ID, Project: rec.Project, Spec: rec.Spec, Layers: slices.Clone(rec.Layers), State: rec.State, End: rec.End,
+		ID: rec.ID, Project: rec.Project, Spec: rec.Spec, Layers: slices.Clone(rec.Layers), Image: rec.Image,
+		Config: rec.Config, State: rec.State, End: rec.End,
 		Epoch: rec.Epoch, Seq: rec.Seq, By: rec.By, Created: rec.Created, Ready: rec.Ready, Expires: rec.Expires,
-		Ended: rec.Ended, Enforcement: maps.Clone(rec.Enforcement),
+		Ended: rec.Ended, Enforcement: rec.Enforcement, Phase: rec.Phase, Stored: rec.Stored,
 	}
 	if rec.State == sandbox.Running {
 		s.IdleFor = b.idle.idleFor(now)
@@ -240,17 +254,28 @@ func (b *box) newTable() *sessions.Table {
 	b.mu.Lock()
 	rec := b.rec
 	b.mu.Unlock()
-	env := make([]string, 0, len(rec.Spec.Env))
-	for _, k := range slices.Sorted(maps.Keys(rec.Spec.Env)) {
-		env = append(env, k+"="+rec.Spec.Env[k])
-	}
-	return sessions.New(sessions.Config{
-		ID: string(b.id), Dir: r.cfg.Output, Env: image.MergeEnv(rec.Config.Env, env),
+	set := b.newShells(rec)
+	table := sessions.New(sessions.Config{
+		ID: string(b.id), Dir: r.cfg.Output, Env: environment(rec),
 		User: firstOf(rec.Spec.User, rec.Config.User), Workdir: workdir(rec), Output: rec.Spec.Limits.Output,
 		Keeper: r.cfg.Keeper, Follow: r.follow, Memory: memory{b}, Lookup: b.lookup, Busy: b.idle.commands,
-		Ended: b.commandEnded, Starting: r.starts.begin,
+		Ended: b.commandEnded, Starting: r.starts.begin, Shells: set,
 		Now: r.cfg.Now, Log: r.cfg.Log,
 	})
+	set.Use(table)
+	return table
+}
+
+// environment is that of every command: the image's, what points at Aether, the sandbox's own, the later over the earlier.
+func environment(rec entry) []string {
+	lines := func(m map[string]string) []string {
+		out := make([]string, 0, len(m))
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			out = append(out, k+"="+m[k])
+		}
+		return out
+	}
+	return image.MergeEnv(rec.Config.Env, lines(guestEnv(rec)), lines(rec.Spec.Env))
 }
 
 func firstOf(list ...string) string {
@@ -267,9 +292,14 @@ func workdir(rec entry) string { return firstOf(rec.Spec.Workdir, rec.Config.Wor
 func (b *box) plan() plan.Plan {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return plan.Plan{
+	p := plan.Plan{
 		Layers: b.rec.Layers, Config: b.rec.Config, NoNewPrivs: b.rec.Spec.NoNewPrivs, Hostname: b.id.Short(),
+		Network: b.rec.Spec.Network.Open(),
 	}
+	if p.Network && b.r.cfg.Guest != "" {
+		p.Layers = slices.Concat([]image.Digest{b.r.cfg.Guest}, p.Layers)
+	}
+	return p
 }
 
 // lookup finds a user inside by the sandbox's own files. It comes before everything that runs or writes there, so that

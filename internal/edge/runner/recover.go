@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -53,6 +55,10 @@ func (r *Runner) Load() error {
 		}
 		commands[id][rec.Key.Name] = rec.Data
 	}
+	sets, err := r.shellRecords()
+	if err != nil {
+		return err
+	}
 	for item, err := range r.cfg.Journal.All(kindSandbox) {
 		if err != nil {
 			return err
@@ -62,7 +68,9 @@ func (r *Runner) Load() error {
 			return errdefs.New(errdefs.DataLoss, "journal record "+item.Key.Name, "it is no sandbox").Wrap(err)
 		}
 		own := commands[rec.ID]
+		open := sets[rec.ID]
 		delete(commands, rec.ID)
+		delete(sets, rec.ID)
 		for _, data := range own {
 			var step struct{ Seq int64 }
 			if err := json.Unmarshal(data, &step); err == nil {
@@ -76,14 +84,23 @@ func (r *Runner) Load() error {
 			close(b.started)
 		}
 		b.table = b.newTable()
+		if err := b.shells.Load(open); err != nil {
+			return err
+		}
 		if err := b.table.Load(own); err != nil {
 			return err
 		}
+		b.shells.Use(b.table)
 		r.mu.Lock()
 		r.boxes[rec.ID] = b
 		r.mu.Unlock()
 	}
 	// Left by a crash in the middle of forgetting a sandbox.
+	for _, left := range sets {
+		if err := r.cfg.Journal.Delete(shellKeys(slices.Collect(maps.Keys(left)))...); err != nil {
+			return err
+		}
+	}
 	for _, names := range commands {
 		for name := range names {
 			if err := r.cfg.Journal.Delete(journal.Key{Kind: kindProcess, Name: name}); err != nil {
@@ -188,6 +205,10 @@ func (r *Runner) takeBack(ctx context.Context, b *box, inst backend.Instance, ex
 	if rec.State == sandbox.Stopping {
 		closeExecs(execs)
 		return nil
+	}
+	if err := r.expectNetwork(ctx, b, inst); err != nil {
+		// Aether is not told of it, so nothing passes.
+		r.cfg.Log.Error("take a sandbox's network back", "sandbox", b.id, "err", err)
 	}
 	inside, err := r.greet(ctx, inst)
 	if err != nil {
@@ -396,7 +417,7 @@ func (r *Runner) Keep(ctx context.Context, c keeper.Client) error {
 	if k, ok := r.cfg.Backend.(interface {
 		Keep(context.Context, keeper.Client) error
 	}); ok {
-		errs = append(errs, k.Keep(ctx, c))
+		errs = append(errs, k.Keep(ctx, current{c, r}))
 	}
 	// Only now, since a command is refused by a keeper that does not hold its sandbox.
 	if l, ok := r.cfg.Keeper.(*Link); ok {
@@ -404,15 +425,42 @@ func (r *Runner) Keep(ctx context.Context, c keeper.Client) error {
 	}
 	for _, b := range r.list() {
 		b.mu.Lock()
-		t, state, expires := b.table, b.rec.State, b.rec.Expires
+		t, state := b.table, b.rec.State
 		b.mu.Unlock()
 		if t == nil || state != sandbox.Running {
 			continue
 		}
-		if err := r.cfg.Keeper.Rearm(ctx, keeper.Key{Sandbox: string(b.id)}, expires, 0); err != nil {
-			errs = append(errs, fmt.Errorf("arm the hard end of %s: %w", b.object(), err))
-		}
-		errs = append(errs, t.Rerecord(ctx))
+		errs = append(errs, r.rearm(ctx, b), t.Rerecord(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// rearm tells the keeper the hard end in force. It holds step, so that no ExtendTTL comes between the look and the word.
+func (r *Runner) rearm(ctx context.Context, b *box) error {
+	b.step.Lock()
+	defer b.step.Unlock()
+	b.mu.Lock()
+	expires := b.rec.Expires
+	b.mu.Unlock()
+	if err := r.cfg.Keeper.Rearm(ctx, keeper.Key{Sandbox: string(b.id)}, expires, 0); err != nil {
+		return fmt.Errorf("arm the hard end of %s: %w", b.object(), err)
+	}
+	return nil
+}
+
+// current is a keeper that gets each sandbox with the hard end in force. A backend knows only the one that it began with,
+// and a keeper kills at once what it is given with one that has passed.
+type current struct {
+	keeper.Client
+	r *Runner
+}
+
+// Hold implements keeper.Client.
+func (c current) Hold(ctx context.Context, s keeper.Sandbox) error {
+	if b, err := c.r.find(sandbox.ID(s.ID)); err == nil {
+		b.mu.Lock()
+		s.Hard = b.rec.Expires
+		b.mu.Unlock()
+	}
+	return c.Client.Hold(ctx, s)
 }

@@ -13,7 +13,10 @@ import (
 const ringSize = 8192
 
 // The words of Transition.What beside the states.
-const WhatExtended = "ttl_extended"
+const (
+	WhatExtended = "ttl_extended"
+	WhatNetwork  = "network_changed"
+)
 
 // Transition is one change of one sandbox.
 type Transition struct {

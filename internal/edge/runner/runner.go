@@ -28,6 +28,7 @@ import (
 	"github.com/sandsea/sandsea/internal/chronus/files"
 	"github.com/sandsea/sandsea/internal/chronus/follow"
 	"github.com/sandsea/sandsea/internal/chronus/sessions"
+	"github.com/sandsea/sandsea/internal/chronus/shells"
 	"github.com/sandsea/sandsea/internal/edge/admission"
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/journal"
@@ -67,6 +68,12 @@ type Config struct {
 	Capabilities node.Capabilities
 	// Output is the directory of recorded output, DIR/output.
 	Output string
+	// Network puts network policies in force; nil: this node enforces none, and refuses those that allow anything.
+	Network Network
+	// Flows is the directory of flow logs, DIR/flows; empty: there are none.
+	Flows string
+	// Guest is the layer that lies lowest in every sandbox with a network; empty: none.
+	Guest image.Digest
 	// Record writes ends to the store, all or none of them.
 	Record func(ctx context.Context, ended []Snapshot) error
 	// Lookup, when set, replaces the look-up of users in the sandbox's own files.
@@ -102,6 +109,7 @@ type Runner struct {
 	wg          sync.WaitGroup
 	commits     chan struct{} // capacity 1: there is a backlog
 	users       users
+	workdirs    workdirs
 	starts      traffic // of sandboxes and commands
 
 	mu      sync.Mutex
@@ -220,9 +228,11 @@ type Request struct {
 	Project string
 	Spec    sandbox.Spec // validated
 	Layers  []image.Digest
-	Config  image.Config
-	By      string
-	Digest  string
+	// Config and Image are the config in force and the digest of the image, for the record.
+	Config image.Config
+	Image  image.Digest
+	By     string
+	Digest string
 }
 
 // Create makes a sandbox and returns when commands and files work. It is idempotent by id: a known one answers its
@@ -231,7 +241,7 @@ type Request struct {
 func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 	if f, field, missing := q.Spec.Missing(r.cfg.Capabilities); missing {
 		e := errdefs.From(sandbox.MissingError(f, field))
-		e.Kind = errdefs.Refused
+		e.Kind, e.Stage = errdefs.Refused, errdefs.StageQueue
 		return Snapshot{}, e
 	}
 	defer r.starts.begin()()
@@ -246,8 +256,8 @@ func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 			return Snapshot{}, errdefs.New(errdefs.Unavailable, "node", "it is shutting down")
 		}
 		b = newBox(r, entry{
-			ID: q.ID, Project: q.Project, Spec: spec, Layers: q.Layers, Config: q.Config, By: q.By, Digest: q.Digest, Epoch: 1,
-			State: sandbox.Creating, Created: now, Expires: now.Add(spec.TTL),
+			ID: q.ID, Project: q.Project, Spec: spec, Layers: q.Layers, Config: q.Config, Image: q.Image, By: q.By, Digest: q.Digest,
+			Epoch: 1, State: sandbox.Creating, Phase: spec.Network.Start, Created: now, Expires: now.Add(spec.TTL),
 		})
 		r.boxes[q.ID] = b
 		b.waiting = 1
@@ -272,6 +282,7 @@ func (r *Runner) Create(ctx context.Context, q Request) (Snapshot, error) {
 	b.mu.Unlock()
 	if err := r.admit(ctx, bctx, b); err != nil {
 		cancel(nil)
+		err = errdefs.AtStage(err, errdefs.StageQueue)
 		r.refuse(b, err)
 		return Snapshot{}, err
 	}
@@ -342,8 +353,8 @@ func (r *Runner) await(ctx context.Context, b *box) (Snapshot, error) {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			kind = errdefs.Deadline
 		}
-		return Snapshot{}, errdefs.New(kind, b.object(), "start: it was not ready in time").Wrap(context.Cause(ctx)).
-			WithHint("Nothing is left of it. Give it more time")
+		return Snapshot{}, errdefs.AtStage(errdefs.New(kind, b.object(), "start: it was not ready in time").
+			Wrap(context.Cause(ctx)).WithHint("Nothing is left of it. Give it more time"), errdefs.StageStart)
 	}
 	b.mu.Lock()
 	b.waiting--
@@ -354,7 +365,7 @@ func (r *Runner) await(ctx context.Context, b *box) (Snapshot, error) {
 		err = neverReady(b, rec.End)
 	}
 	if err != nil {
-		return Snapshot{}, err
+		return Snapshot{}, errdefs.AtStage(err, errdefs.StageStart)
 	}
 	return b.snapshot(r.cfg.Now()), nil
 }
@@ -397,9 +408,14 @@ func (r *Runner) left(b *box) {
 func (r *Runner) build(ctx context.Context, b *box) {
 	sctx, stop := context.WithTimeoutCause(ctx, r.cfg.StartLimit, errdefs.Deadline)
 	b.mu.Lock()
-	limits, hard, grant := b.rec.Spec.Limits, b.rec.Expires, b.grant
+	limits, hard, grant, inspects := b.rec.Spec.Limits, b.rec.Expires, b.grant, b.rec.Spec.Network.InspectTLS
 	b.mu.Unlock()
-	inst, err := r.cfg.Backend.Start(sctx, b.id, b.plan(), limits, hard)
+	var network sync.WaitGroup
+	var refused error
+	inst, err := r.cfg.Backend.Start(sctx, backend.Spec{
+		ID: b.id, Plan: b.plan(), Limits: limits, Hard: hard,
+		Linked: func(link backend.Link) { network.Go(func() { refused = r.openNetwork(ctx, b, link) }) },
+	})
 	stop()
 	if err == nil {
 		b.mu.Lock()
@@ -409,6 +425,16 @@ func (r *Runner) build(ctx context.Context, b *box) {
 	grant.Started()
 	if err == nil {
 		err = r.adopt(b, inst, nil)
+	}
+	network.Wait()
+	if err == nil {
+		err = refused
+	}
+	if err == nil && inspects {
+		err = r.putCA(ctx, b)
+	}
+	if err == nil {
+		err = r.makeWorkdir(ctx, b)
 	}
 	close(b.built)
 	if err != nil {
@@ -767,6 +793,9 @@ func (r *Runner) release(b *box) error {
 	if err != nil && !errors.Is(err, errdefs.Unavailable) && !errors.Is(err, errdefs.NotFound) {
 		return err // a keeper that is away holds nothing
 	}
+	if err := r.releaseNetwork(ctx, b); err != nil {
+		return err
+	}
 	if grant != nil {
 		grant.Release()
 	}
@@ -888,7 +917,10 @@ type Use struct {
 	once   sync.Once
 	// Commands are there for an ended sandbox too, for reading.
 	Commands *sessions.Table
-	Project  string
+	// Shells are the sandbox's shell sessions, over Commands.
+	Shells  *shells.Set
+	Project string
+	visits  []*visit
 }
 
 // Open begins a call. A waking call counts as use until Done; a still one does not. For a sandbox that was never ready
@@ -899,7 +931,7 @@ func (r *Runner) Open(id sandbox.ID, waking bool) (*Use, error) {
 		return nil, err
 	}
 	b.mu.Lock()
-	table, state, project := b.table, b.rec.State, b.rec.Project
+	table, set, state, project := b.table, b.shells, b.rec.State, b.rec.Project
 	b.mu.Unlock()
 	if table == nil || state == sandbox.Creating {
 		return nil, unready(b)
@@ -907,7 +939,7 @@ func (r *Runner) Open(id sandbox.ID, waking bool) (*Use, error) {
 	if waking {
 		b.idle.use(1)
 	}
-	return &Use{b: b, waking: waking, Commands: table, Project: project}, nil
+	return &Use{b: b, waking: waking, Commands: table, Shells: set, Project: project}, nil
 }
 
 // Files is the sandbox's files as a user sees them; empty is the sandbox's own user.
@@ -950,6 +982,7 @@ func (u *Use) Because(ctx context.Context, err error) error {
 // Done ends the call. Idempotent.
 func (u *Use) Done() {
 	u.once.Do(func() {
+		u.b.leave(u.visits...)
 		if u.waking {
 			u.b.idle.use(-1)
 		}
@@ -961,14 +994,18 @@ func (r *Runner) forget(b *box) error {
 	if err := os.RemoveAll(filepath.Join(r.cfg.Output, string(b.id))); err != nil {
 		return fmt.Errorf("drop the output of %s: %w", b.object(), err)
 	}
+	if err := r.forgetFlows(b.id); err != nil {
+		return err
+	}
 	keys := []journal.Key{{Kind: kindSandbox, Name: string(b.id)}}
 	b.mu.Lock()
-	table := b.table
+	table, set := b.table, b.shells
 	b.mu.Unlock()
 	if table != nil {
 		for _, n := range table.Names() {
 			keys = append(keys, journal.Key{Kind: kindProcess, Name: n})
 		}
+		keys = append(keys, shellKeys(set.Names())...)
 	}
 	if err := r.cfg.Journal.Delete(keys...); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend/fake"
 	"github.com/sandsea/sandsea/internal/edge/runner"
 	"github.com/sandsea/sandsea/internal/edge/runner/edgetest"
+	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
@@ -386,7 +387,7 @@ func TestEntrypoints(t *testing.T) {
 	}
 	defer u.Done()
 	var log strings.Builder
-	for ev, err := range u.Commands.Attach(t.Context(), 1, 0, 0, false) {
+	for ev, err := range u.Commands.Attach(t.Context(), 1, sessions.From{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -639,7 +640,7 @@ func TestAKeeperThatDiesIsReplaced(t *testing.T) {
 		t.Fatalf("the hard end that was moved before the keeper died: %+v", s.End)
 	}
 	var out strings.Builder
-	for ev, err := range u.Commands.Attach(t.Context(), info.Number, 0, 0, true) {
+	for ev, err := range u.Commands.Attach(t.Context(), info.Number, sessions.From{NoFollow: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -654,6 +655,35 @@ func TestAKeeperThatDiesIsReplaced(t *testing.T) {
 		}
 	}
 	none(t, e)
+}
+
+// holds notes with which hard end each sandbox was held.
+type holds struct {
+	keeper.Client
+	hard map[string]time.Time
+}
+
+func (h holds) Hold(ctx context.Context, s keeper.Sandbox) error {
+	h.hard[s.ID] = s.Hard
+	return h.Client.Hold(ctx, s)
+}
+
+func TestANewKeeperGetsTheHardEndInForce(t *testing.T) {
+	e := edgetest.New(t)
+	id := e.Create(func(s *sandbox.Spec) { s.TTL = time.Minute })
+	s, err := e.Runner.ExtendTTL(t.Context(), id, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Keeper.Kill()
+	e.Keeper = fake.NewKeeper()
+	next := holds{e.Keeper.Connect(), map[string]time.Time{}}
+	if err := e.Runner.Keep(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if got := next.hard[string(id)]; !got.Equal(s.Expires) {
+		t.Fatalf("held until %s, it was moved to %s", got, s.Expires)
+	}
 }
 
 func TestAnEdgeThatShutsDownLeavesEverythingRunning(t *testing.T) {
@@ -696,7 +726,7 @@ func TestAnEdgeThatShutsDownLeavesEverythingRunning(t *testing.T) {
 	}
 	defer u.Done()
 	lines := 0
-	for ev, err := range u.Commands.Attach(t.Context(), 1, 0, 0, false) {
+	for ev, err := range u.Commands.Attach(t.Context(), 1, sessions.From{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

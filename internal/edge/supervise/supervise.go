@@ -2,8 +2,9 @@
 // anew when they die.
 //
 // Such a process runs in a session and, where there is a place for it, a v2 cgroup of its own, so that ending the
-// edge's does not end it. A living one that answers at the socket is adopted, never doubled. One that dies is started
-// again at once; when it keeps dying, after growing pauses. The log of the process is a bounded file.
+// edge's does not end it. A living one that answers at the socket is adopted, never doubled; one that runs another
+// program than the edge is renewed first, in place or by a successor. One that dies is started again at once; when it
+// keeps dying, after growing pauses. The log of the process is a bounded file.
 //
 // It does not know what the processes do: the caller gives the command line, how to connect, and what to tell a new
 // connection.
@@ -13,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -31,6 +33,8 @@ import (
 const (
 	// readyWithin bounds how long a started process may take to answer.
 	readyWithin = 10 * time.Second
+	// endsWithin is how long one that hangs up may take to be gone.
+	endsWithin = 5 * time.Second
 	// steady is how long a process must have lived for its death to be the first of a row again.
 	steady = 10 * time.Second
 	// firstPause comes after the second death in a row, then twice as long each time up to lastPause: the fifth is still
@@ -63,6 +67,12 @@ type Config[C Conn] struct {
 	// OnConnect is called with each new connection before anybody else has it; an error ends the connection. May be
 	// nil.
 	OnConnect func(ctx context.Context, c C) error
+	// Renew has a process that runs another program than ours go on as this one; its connections may break. An error
+	// leaves it as it is, or dead. May be nil.
+	Renew func(ctx context.Context, program *os.File) error
+	// Successor starts a process that takes the socket over from one that runs another program than ours and is ended
+	// then; nil: such a one is adopted as it is.
+	Successor []string
 	// Cgroup is the v2 cgroup directory for it, made when absent; empty: it stays in ours.
 	Cgroup string
 	// LogFile takes what it prints.
@@ -140,7 +150,10 @@ var errAbsent = errors.New("no process listens")
 
 // ensure connects to the process, which is started if there is none.
 func (d *Daemon[C]) ensure(ctx context.Context) error {
-	err := d.connect(ctx)
+	if err := d.renew(ctx); err != nil {
+		d.cfg.Log.Warn("daemon is not renewed", "daemon", d.cfg.Name, "err", err)
+	}
+	err := d.reconnect(ctx)
 	if err == nil {
 		d.cfg.Log.Info("daemon adopted", "daemon", d.cfg.Name, "pid", d.Pid())
 		return nil
@@ -149,6 +162,110 @@ func (d *Daemon[C]) ensure(ctx context.Context) error {
 		return err
 	}
 	return d.launch(ctx)
+}
+
+// reconnect is connect that goes on trying for a process that hangs up, as one does that is about to be gone.
+func (d *Daemon[C]) reconnect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, endsWithin, errLate)
+	defer cancel()
+	for {
+		err := d.connect(ctx)
+		if err == nil || errors.Is(err, errAbsent) || !hungUp(err) {
+			return err
+		}
+		t := time.NewTimer(10 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
+}
+
+// hungUp reports whether a connection ended as that to a process that goes does.
+func hungUp(err error) bool {
+	for _, end := range []error{io.EOF, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// renew makes a process that runs another program than ours one of ours.
+func (d *Daemon[C]) renew(ctx context.Context) error {
+	if d.cfg.Renew == nil && d.cfg.Successor == nil {
+		return nil
+	}
+	proc, pid, err := listener(ctx, d.cfg.Socket)
+	if errors.Is(err, errAbsent) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	program, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return fmt.Errorf("open our own program: %w", err)
+	}
+	defer program.Close()
+	same, err := runs(pid, program)
+	if err != nil || same {
+		return err
+	}
+	began := time.Now()
+	if d.cfg.Renew != nil {
+		err = d.cfg.Renew(ctx, program)
+	} else {
+		err = d.succeed(ctx, proc)
+	}
+	if err == nil {
+		d.cfg.Log.Info("daemon renewed", "daemon", d.cfg.Name, "before", pid, "took", time.Since(began))
+	}
+	return err
+}
+
+// runs reports whether the process runs that very file.
+func runs(pid int, program *os.File) (bool, error) {
+	ours, err := program.Stat()
+	if err != nil {
+		return false, fmt.Errorf("look at our own program: %w", err)
+	}
+	its, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false, fmt.Errorf("look at the program of process %d: %w", pid, err)
+	}
+	return os.SameFile(ours, its), nil
+}
+
+// succeed starts a successor, waits until it has the socket, and ends the one before.
+func (d *Daemon[C]) succeed(ctx context.Context, before *os.File) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, errLate)
+	defer cancel()
+	ended, pid, err := d.run(d.cfg.Successor)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		proc, now, err := listener(ctx, d.cfg.Socket)
+		if err == nil {
+			proc.Close()
+		}
+		if err == nil && now == pid {
+			return end(ctx, before)
+		}
+		select {
+		case <-tick.C:
+		case state := <-ended:
+			return fmt.Errorf("the successor ended before it answered (%s); see %s", state, d.cfg.LogFile)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // connect makes one attempt.
@@ -199,7 +316,7 @@ func listener(ctx context.Context, socket string) (proc *os.File, pid int, err e
 func (d *Daemon[C]) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, errLate)
 	defer cancel()
-	ended, err := d.run()
+	ended, _, err := d.run(d.cfg.Argv)
 	if err != nil {
 		return err
 	}
@@ -223,28 +340,28 @@ func (d *Daemon[C]) launch(ctx context.Context) error {
 	}
 }
 
-// run starts the process; ended tells once how it ended.
-func (d *Daemon[C]) run() (ended <-chan string, err error) {
+// run starts a process with that command line; ended tells once how it ended.
+func (d *Daemon[C]) run(argv []string) (ended <-chan string, pid int, err error) {
 	out, err := d.openLog()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer out.Close()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
-		return nil, fmt.Errorf("open null device: %w", err)
+		return nil, 0, fmt.Errorf("open null device: %w", err)
 	}
 	defer null.Close()
 	group := d.openCgroup()
 	if group != nil {
 		defer group.Close()
 	}
-	cmd := d.command(null, out, group)
+	cmd := d.command(argv, null, out, group)
 	err = cmd.Start()
 	if err != nil && group != nil {
 		// Born elsewhere is better than not at all; it is moved if that can be.
 		d.cfg.Log.Debug("daemon cannot be born in its cgroup", "daemon", d.cfg.Name, "err", err)
-		cmd = d.command(null, out, nil)
+		cmd = d.command(argv, null, out, nil)
 		if err = cmd.Start(); err == nil {
 			procs := filepath.Join(d.cfg.Cgroup, "cgroup.procs")
 			if err := os.WriteFile(procs, []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
@@ -253,7 +370,7 @@ func (d *Daemon[C]) run() (ended <-chan string, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", d.cfg.Argv[0], err)
+		return nil, 0, fmt.Errorf("run %s: %w", argv[0], err)
 	}
 	if d.cfg.Protect {
 		d.protect(cmd.Process.Pid)
@@ -264,12 +381,12 @@ func (d *Daemon[C]) run() (ended <-chan string, err error) {
 		_ = cmd.Wait()
 		c <- cmd.ProcessState.String()
 	}()
-	return c, nil
+	return c, cmd.Process.Pid, nil
 }
 
-func (d *Daemon[C]) command(in, out, group *os.File) *exec.Cmd {
+func (d *Daemon[C]) command(argv []string, in, out, group *os.File) *exec.Cmd {
 	// No context: it is to outlive every one of ours.
-	cmd := exec.Command(d.cfg.Argv[0], d.cfg.Argv[1:]...) //nolint:noctx // see above
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // see above
 	cmd.Env = d.cfg.Env
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, out

@@ -36,7 +36,14 @@ func daemon(socket, mood string) int {
 	if mood == "broken" {
 		return 7
 	}
-	l, err := scm.Listen(socket)
+	at := socket
+	if len(os.Args) > 1 && os.Args[1] == "takeover" {
+		at += ".next"
+	}
+	l, err := scm.Listen(at)
+	if err == nil && at != socket {
+		err = os.Rename(at, socket)
+	}
 	if err != nil {
 		fmt.Println(err)
 		return 1

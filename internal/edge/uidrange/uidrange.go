@@ -384,7 +384,9 @@ func (p *Pool) keepWarm(ctx context.Context) {
 		}
 		for ctx.Err() == nil {
 			p.mu.Lock()
-			if len(p.warm) >= p.cfg.Warm || p.open >= p.cfg.MaxNamespaces {
+			// Before Settle no block is claimed only to be ahead: an edge that starts again and again would take the machine.
+			early := len(p.held) > 0 && len(p.cold) == 0
+			if early || len(p.warm) >= p.cfg.Warm || p.open >= p.cfg.MaxNamespaces {
 				p.mu.Unlock()
 				break
 			}

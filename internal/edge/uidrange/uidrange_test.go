@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -182,5 +183,25 @@ func TestNamespacesHeldOpenAreBounded(t *testing.T) {
 	}
 	if open > 4 {
 		t.Errorf("%d namespaces open, want at most 4", open)
+	}
+}
+
+// What an edge claimed is its own until the boot ends: one that starts again and again must not take the whole machine.
+func TestAStartClaimsNoBlockAhead(t *testing.T) {
+	dir := t.TempDir()
+	p := open(t, dir, "aaaaaaaa")
+	take(t, p)
+	p.Close()
+	for range 5 {
+		p = open(t, dir, "aaaaaaaa")
+		// The goroutine that works ahead has looked by the time that it is gone.
+		for range 100 {
+			runtime.Gosched()
+		}
+		p.Close()
+	}
+	claims, err := filepath.Glob(filepath.Join(dir, "*", "[0-9a-f]*"))
+	if err != nil || len(claims) != 1 {
+		t.Errorf("claims %v, %v", claims, err)
 	}
 }

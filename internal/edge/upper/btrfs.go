@@ -240,6 +240,44 @@ func (s *subvolumes) limit(volume *os.File, bytes int64, _ uint32) error {
 
 func (s *subvolumes) usage(volume *os.File) (int64, error) { return btrfs.Usage(volume) }
 
+// What a volume may hold to be renewed: the kernel frees a subvolume in a transaction of its own, for which all that
+// write to the file system wait, and that costs more than the removal of so few entries. The bytes are a few hundredths
+// of the smallest limit.
+const (
+	renewEntries = 64
+	renewBytes   = 256 << 10
+)
+
+// renew removes what the sandbox left, and the two directories with it: who still has one of them open can reach
+// nothing of the next. What was counted has to be little too, since what was removed counts until the next checkpoint.
+func (s *subvolumes) renew(dir *os.File, name string) (bool, error) {
+	vol, err := dirfd.Open(dir, name)
+	if err != nil {
+		return false, err
+	}
+	defer vol.Close()
+	if own, err := separate(vol, dir); err != nil || !own {
+		return false, err
+	}
+	if used, err := btrfs.Usage(vol); err != nil || used > renewBytes {
+		return false, err
+	}
+	if ok, err := dirfd.Clear(vol, renewEntries, renewBytes); err != nil || !ok {
+		return false, err
+	}
+	return true, fill(dir, name)
+}
+
+// separate reports whether vol is another subvolume than dir, and so has a count and a limit of its own.
+func separate(vol, dir *os.File) (bool, error) {
+	a, err := btrfs.ID(vol)
+	if err != nil {
+		return false, err
+	}
+	b, err := btrfs.ID(dir)
+	return a != b, err
+}
+
 func (s *subvolumes) destroy(dir *os.File, name string) error {
 	vol, err := dirfd.Open(dir, name)
 	if err != nil {

@@ -3,7 +3,9 @@
 // It owns DIR/disk and all in it. A layer is a volume: a directory that the file system counts apart, with an "upper"
 // and a "work" directory in it, which are what overlayfs wants. Volumes lie in three places: pool (empty, made in
 // advance), live (by sandbox id), trash (given back, removed in the background). A volume moves from one to the next by
-// rename, so neither taking nor giving back waits for work, and a crash leaves nothing that has no place.
+// rename, so neither taking nor giving back waits for work, and a crash leaves nothing that has no place. Where volumes
+// are dear to make, one of the trash that holds next to nothing is emptied and goes back into the pool: nothing that a
+// sandbox could reach, or can still reach, is in it then.
 //
 // How the limit is enforced is found by trying, in this order:
 //

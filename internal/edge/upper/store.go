@@ -63,7 +63,7 @@ type Store struct {
 	v                 volumes
 	pool, live, trash *os.File
 
-	ready   chan string   // names in pool
+	ready   chan string   // names in pool; room for twice as many as are made ahead, the rest are renewed ones
 	refill  chan struct{} // of length 1: somebody took one
 	empty   chan struct{} // of length 1: something is in the trash
 	serial  atomic.Int64
@@ -123,9 +123,10 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if size == 0 {
 		size = DefaultPool
 	}
-	s.ready = make(chan string, max(size, 0))
+	size = max(size, 0)
+	s.ready = make(chan string, 2*size)
 	ctx, s.stop = context.WithCancelCause(context.WithoutCancel(ctx))
-	s.workers.Go(func() { s.fillPool(ctx) })
+	s.workers.Go(func() { s.fillPool(ctx, size) })
 	s.workers.Go(func() { s.emptyTrash(ctx) })
 	wake(s.refill)
 	wake(s.empty)
@@ -140,7 +141,7 @@ func find(ctx context.Context, disk string, cfg Config, log *slog.Logger) (volum
 	}
 	image := way{"btrfs image", func() (volumes, error) { return openImage(ctx, disk, cfg.ImageBytes, directIO, log) }}
 	ways := []way{
-		{"project quota", func() (volumes, error) { return openProjects(disk) }},
+		{"project quota", func() (volumes, error) { return openProjects(disk, kernelQuotas{}) }},
 		{"btrfs", func() (volumes, error) { return openBtrfs(disk) }},
 	}
 	hasImage, err := exists(filepath.Join(disk, imageName))
@@ -427,8 +428,8 @@ func (s *Store) Names() ([]string, error) {
 	return names, nil
 }
 
-// fillPool keeps the pool full.
-func (s *Store) fillPool(ctx context.Context) {
+// fillPool keeps so many volumes in the pool.
+func (s *Store) fillPool(ctx context.Context, size int) {
 	var again <-chan time.Time
 	for {
 		select {
@@ -438,16 +439,56 @@ func (s *Store) fillPool(ctx context.Context) {
 		case <-again:
 		}
 		again = nil
-		for len(s.ready) < cap(s.ready) && ctx.Err() == nil {
+		for len(s.ready) < size && ctx.Err() == nil {
 			name, err := s.makeOne()
+			if err == nil {
+				err = s.offer(s.pool, name)
+			}
 			if err != nil {
 				s.log.Warn("no new writable layer for the pool", "err", err)
 				again = time.After(retryPause)
 				break
 			}
-			s.ready <- name // nobody else puts one in, so there is room
 		}
 	}
+}
+
+// offer puts an empty volume into the pool, or into the trash when that has become full.
+func (s *Store) offer(from *os.File, name string) error {
+	if from != s.pool {
+		if err := dirfd.Rename(from, name, s.pool, name); err != nil {
+			return err
+		}
+	}
+	select {
+	case s.ready <- name:
+		return nil
+	default:
+		return s.discard(s.pool, name)
+	}
+}
+
+// recycle makes a volume of the trash one of the pool, if the pool has room and that is worth it.
+func (s *Store) recycle(name string) (bool, error) {
+	if len(s.ready) == cap(s.ready) {
+		return false, nil
+	}
+	if ok, err := s.v.renew(s.trash, name); err != nil || !ok {
+		return false, err
+	}
+	return true, s.offer(s.trash, name)
+}
+
+// remove takes a volume out of the trash.
+func (s *Store) remove(name string) error {
+	if ok, err := s.recycle(name); ok && err == nil {
+		return nil
+	}
+	// Whatever kept it from being used again: nothing of it stays.
+	if err := s.v.destroy(s.trash, name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // emptyTrash removes what was given back, and once a second as long as there is something what that left behind.
@@ -467,9 +508,7 @@ func (s *Store) emptyTrash(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			if destroyErr := s.v.destroy(s.trash, n); destroyErr != nil && !errors.Is(destroyErr, os.ErrNotExist) {
-				err = errors.Join(err, destroyErr)
-			}
+			err = errors.Join(err, s.remove(n))
 		}
 		if err != nil {
 			s.log.Warn("a writable layer is not gone yet", "err", err)

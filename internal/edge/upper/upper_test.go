@@ -239,6 +239,163 @@ func TestALayerThatIsTaken(t *testing.T) {
 	})
 }
 
+// volumeOf names the volume of a sandbox's layer, for as long as there is one.
+func volumeOf(t *testing.T, s *Store, id string) uint64 {
+	t.Helper()
+	vol, err := s.open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vol.Close()
+	n, err := btrfs.ID(vol)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// retake gives everything that is ready and tells under which of their names the volume is back; empty: it is not.
+func retake(t *testing.T, s *Store, volume uint64) (id string) {
+	t.Helper()
+	wait.Until(t, 10*time.Second, func() bool {
+		names, err := dirfd.Names(s.trash)
+		return err == nil && len(names) == 0
+	}, "an empty trash")
+	for i := range cap(s.ready) + 1 {
+		next := fmt.Sprintf("snext%d", i)
+		take(t, s, next, 20<<20)
+		if volumeOf(t, s, next) == volume {
+			id = next
+		}
+	}
+	return id
+}
+
+func TestAVolumeThatHeldNextToNothingIsUsedAgainAndIsAsNew(t *testing.T) {
+	s := newStore(t)
+	if _, ok := s.v.(*subvolumes); !ok {
+		t.Skip("volumes here are as cheap to make as to renew: " + s.Mechanism())
+	}
+	u, err := s.Take(t.Context(), "sold", 64<<20, base+idRange)
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume := volumeOf(t, s, "sold")
+	root := overlay(t, u)
+	if _, err := write(root, "left", 4<<10); err != nil {
+		t.Fatal(err)
+	}
+	vol, err := s.open("sold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vol.Close()
+	old, err := dirfd.Open(vol, upperName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	if err := old.Chmod(0o777); err != nil {
+		t.Fatal(err)
+	}
+	u.Close()
+	if err := s.Release("sold"); err != nil {
+		t.Fatal(err)
+	}
+	id := retake(t, s, volume)
+	if id == "" {
+		t.Fatal("it was not used again")
+	}
+	if _, err := dirfd.CreateFile(old, "ghost", 0o600); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("who holds the old layer writes to it: %v", err)
+	}
+	again, err := s.open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	upper, err := dirfd.Open(again, upperName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upper.Close()
+	st, err := upper.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sys := st.Sys().(*syscall.Stat_t); sys.Uid != base || st.Mode().Perm() != 0o755 {
+		t.Errorf("uid %d mode %v", sys.Uid, st.Mode())
+	}
+	if names, err := dirfd.Names(upper); err != nil || len(names) > 0 {
+		t.Errorf("not empty: %v, %v", names, err)
+	}
+	found, err := s.Find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer found.Close()
+	if n, err := write(overlay(t, found), "big", 64<<20); !errors.Is(err, syscall.EDQUOT) || n < 10<<20 {
+		t.Errorf("wrote %d of its 20 MiB, then %v", n, err)
+	}
+}
+
+func TestAVolumeThatHeldMoreIsNotUsedAgain(t *testing.T) {
+	for name, fill := range map[string]func(*testing.T, *os.File){
+		"bytes": func(t *testing.T, root *os.File) {
+			if _, err := write(root, "much", 2<<20); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"bytes that the disk has not seen": func(t *testing.T, root *os.File) {
+			f, err := dirfd.CreateFile(root, "much", 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if _, err := f.Write(make([]byte, 2<<20)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"entries": func(t *testing.T, root *os.File) {
+			for i := range renewEntries {
+				if err := dirfd.Mkdir(root, fmt.Sprint(i), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			if _, ok := s.v.(*subvolumes); !ok {
+				t.Skip("volumes here are as cheap to make as to renew: " + s.Mechanism())
+			}
+			u := take(t, s, "sold", 64<<20)
+			volume := volumeOf(t, s, "sold")
+			fill(t, overlay(t, u))
+			if err := s.Release("sold"); err != nil {
+				t.Fatal(err)
+			}
+			if id := retake(t, s, volume); id != "" {
+				t.Errorf("it is back as %s", id)
+			}
+		})
+	}
+}
+
+func TestWhatIsNoVolumeDoesNotBecomeOne(t *testing.T) {
+	s := newStore(t)
+	v, ok := s.v.(*subvolumes)
+	if !ok {
+		t.Skip("volumes here are directories: " + s.Mechanism())
+	}
+	if err := dirfd.Mkdir(v.root(), "plain", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := v.renew(v.root(), "plain"); ok || err != nil {
+		t.Errorf("a plain directory, which has no limit: %v, %v", ok, err)
+	}
+}
+
 func TestManyTakeAndReleaseAtOnce(t *testing.T) {
 	s := newStore(t)
 	var wg sync.WaitGroup

@@ -16,10 +16,14 @@ type volumes interface {
 	root() *os.File
 	// create makes an empty volume.
 	create(dir *os.File, name string) error
-	// limit bounds an empty volume; project is a number that no other volume has.
-	limit(volume *os.File, bytes int64, project uint32) error
+	// limit bounds a volume; the host ids from first on are those of its sandbox, and were perhaps those of others before
+	// it, whose volumes are not gone yet.
+	limit(volume *os.File, bytes int64, first uint32) error
 	// usage is what a volume holds.
 	usage(volume *os.File) (int64, error)
+	// renew makes a volume that was used as good as a new one. It is false where that is no cheaper than to destroy it
+	// and to make another: it is to be destroyed then.
+	renew(dir *os.File, name string) (bool, error)
 	// destroy removes a volume, whatever is in it. It may leave work to collect.
 	destroy(dir *os.File, name string) error
 	// collect does work that is left, and reports whether there is more.
@@ -41,7 +45,7 @@ const (
 const (
 	tryLimit   = 1 << 20
 	tryWrite   = 8 << 20
-	tryProject = 1<<31 - 11 // far above the ids of sandboxes
+	tryProject = 1<<31 - 11 // far above the ids of sandboxes, as are those that follow it
 )
 
 // try writes over a limit and returns an error unless the writer is stopped.

@@ -52,8 +52,15 @@ func Run(t *testing.T, fresh func(t *testing.T) Dial) {
 		{"a new connection supersedes the old one", testSupersede},
 		{"head and tail are kept and the middle is not", testHeadTail},
 		{"the budget of a sandbox bounds its streams together", testBudget},
+		{"a stream may keep one end only", testOneEnd},
 		{"nothing after a lossless reader's offset is punched", testRetain},
 		{"pinned ranges are not punched", testPin},
+		{"a terminal is recorded like a pipe", testTerminal},
+		{"a terminal that has ended is recorded", testTerminalEnded},
+		{"the roster gives terminals back", testTerminalRoster},
+		{"release hangs a terminal up", testTerminalRelease},
+		{"head and tail of a terminal are kept", testTerminalCaps},
+		{"what is no terminal is refused", testTerminalRefused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := &world{t: t, dir: t.TempDir(), dial: fresh(t)}
@@ -685,6 +692,28 @@ func testHeadTail(t *testing.T, w *world) {
 	}
 }
 
+func testOneEnd(t *testing.T, w *world) {
+	const total = 24 * mib
+	for n, caps := range []record.Caps{{Head: 4 * mib}, {Tail: 4 * mib}} {
+		k := key(int64(n + 1))
+		out, wo := w.stream(k.Number, record.Stdout)
+		w.must(w.c.Record(t.Context(), keeper.Exec{Key: k, Streams: []keeper.Stream{out}, Caps: caps}))
+		w.flood(wo, 0, total)
+		wo.Close()
+		if e := w.wait(keeper.Closed, k, record.Stdout); e.Size != total {
+			t.Errorf("%v: size %d", caps, e.Size)
+		}
+		for off := int64(0); off < total; off += mib {
+			if wanted := off < caps.Head || off >= total-caps.Tail; wanted && !w.kept(out.File, off) {
+				t.Errorf("%v: MiB %d is gone", caps, off/mib)
+			}
+		}
+		if n := w.allocated(out.File); n > 4*mib+2*mib {
+			t.Errorf("%v: %d bytes on disk", caps, n)
+		}
+	}
+}
+
 func testBudget(t *testing.T, w *world) {
 	ctx := t.Context()
 	const budget = 16 * mib
@@ -693,7 +722,7 @@ func testBudget(t *testing.T, w *world) {
 	for n := int64(1); n <= 4; n++ {
 		out, wo := w.stream(n, record.Stdout)
 		k := keeper.Key{Sandbox: "s2", Number: n}
-		w.must(w.c.Record(ctx, keeper.Exec{Key: k, Streams: []keeper.Stream{out}, Caps: record.DefaultCaps}))
+		w.must(w.c.Record(ctx, keeper.Exec{Key: k, Streams: []keeper.Stream{out}, Caps: record.DefaultCaps, Settled: sum}))
 		const total = 20 * mib
 		w.flood(wo, 0, total)
 		wo.Close()
@@ -712,6 +741,19 @@ func testBudget(t *testing.T, w *world) {
 	}
 	if sum > budget+4*3*mib {
 		t.Errorf("%d bytes on disk with a budget of %d", sum, budget)
+	}
+	// Once the records of ended commands are gone, a new one has the budget again.
+	out, wo := w.stream(5, record.Stdout)
+	k := keeper.Key{Sandbox: "s2", Number: 5}
+	w.must(w.c.Record(ctx, keeper.Exec{Key: k, Streams: []keeper.Stream{out}, Caps: record.DefaultCaps}))
+	const whole = 12 * mib
+	w.flood(wo, 0, whole)
+	wo.Close()
+	w.wait(keeper.Closed, k, record.Stdout)
+	for off := int64(0); off < whole; off += mib {
+		if !w.kept(out.File, off) {
+			t.Errorf("MiB %d of a stream that fits the budget is gone", off/mib)
+		}
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package build makes layers: it imports root file system archives, OCI image layouts and Debian suites, and collects
-// the layers that nothing names any more.
+// Package build makes layers: it imports root file system archives, OCI image layouts, what docker save writes, images of
+// registries and Debian suites, and collects the layers that nothing names any more.
 //
 // A layer is a split EROFS image, that is a metadata image and a data file, and a manifest that names both and the
 // digest of every 256 KiB of the data; the manifest's digest is the layer's. Archives are read as streams: contents go
@@ -17,6 +17,8 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +42,8 @@ type Config struct {
 	// IDBase is the first of 65,536 user and group ids of the host that belong to nobody else: the packages' scripts of
 	// Debian imports run under them. 0: DefaultIDBase.
 	IDBase int
+	// Proxy says through which proxy a registry is asked; nil: through none.
+	Proxy func(*http.Request) (*url.URL, error)
 	// Log may be nil.
 	Log *slog.Logger
 	// Now may be nil: time.Now.
@@ -65,7 +69,11 @@ type Builder struct {
 	log    *slog.Logger
 	now    func() time.Time
 	idBase int
-	debian chan struct{} // holds a token while a Debian import runs
+	proxy  func(*http.Request) (*url.URL, error)
+	pause  func(context.Context, time.Duration) error // between attempts at a registry
+	debian chan struct{}                              // holds a token while a Debian import runs
+	turns  chan struct{}                              // holds a token for each import that has a tree in memory
+	large  chan struct{}                              // likewise, for each large one
 
 	uploads *Uploads
 
@@ -85,7 +93,8 @@ func New(cfg Config) (*Builder, error) {
 	b := &Builder{
 		store: cfg.Store, dir: cfg.Dir, limits: cfg.Limits.withDefaults(), log: cfg.Log, now: cfg.Now,
 		idBase: cfg.IDBase, debian: make(chan struct{}, 1), flights: map[string]*flight{},
-		young: map[image.Digest]time.Time{},
+		turns: make(chan struct{}, importsAtOnce), large: make(chan struct{}, largeAtOnce),
+		young: map[image.Digest]time.Time{}, proxy: cfg.Proxy, pause: pause,
 	}
 	if b.idBase == 0 {
 		b.idBase = DefaultIDBase
@@ -164,8 +173,12 @@ func (b *Builder) Rootfs(ctx context.Context, r io.Reader, opts ArchiveOptions) 
 		if err := roomFor(b.dir, opts.Size, b.limits.Reserve); err != nil {
 			return Result{}, err
 		}
-		used := &usage{}
 		p.stage("unpack", "bytes", opts.Size)
+		used, done, err := b.turn(ctx, p)
+		if err != nil {
+			return Result{}, err
+		}
+		defer done()
 		l, err := b.tarLayer(ctx, r, tarReader{archive: opts.archive(), used: used}, p.add)
 		if err != nil {
 			return Result{}, err
@@ -194,11 +207,7 @@ func own(r io.Reader, key string) (_ io.Reader, done func()) {
 }
 
 // defaultConfig is that of a root file system which says nothing itself.
-func defaultConfig() image.Config {
-	return image.Config{
-		Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
-	}
-}
+func defaultConfig() image.Config { return image.Config{Env: image.DefaultEnv()} }
 
 // tarLayer reads one possibly compressed tar into a layer, which the caller must commit or abort.
 func (b *Builder) tarLayer(ctx context.Context, r io.Reader, t tarReader, on func(int64)) (_ *layer, err error) {

@@ -385,6 +385,12 @@ func TestSweepRemovesWhatADeadImportLeft(t *testing.T) {
 		must(t, os.MkdirAll(filepath.Dir(p), 0o700))
 		must(t, os.WriteFile(p, nil, 0o600))
 	}
+	// Uploads: one that is past its hour, and one that was cut by the end of its process.
+	for _, n := range []string{"upload-BBBBBBBBBBBBBBBBBBBBBBBBBB", "upload-CCCCCCCCCCCCCCCCCCCCCCCCCC.part"} {
+		p := filepath.Join(b.dir, "tmp", n)
+		must(t, os.WriteFile(p, nil, 0o600))
+		must(t, os.Chtimes(p, time.Now(), time.Now().Add(-uploadFor)))
+	}
 	must(t, b.Sweep())
 	ents, err := os.ReadDir(filepath.Join(b.dir, "tmp"))
 	must(t, err)

@@ -72,7 +72,10 @@ func (b *Builder) Collect(ctx context.Context, keep []image.Digest) (freed int64
 		}
 	}
 	b.mu.Unlock()
-	return Collect(ctx, b.store, keep)
+	if freed, err = Collect(ctx, b.store, keep); err != nil {
+		return freed, err
+	}
+	return freed, b.forgetChains(ctx)
 }
 
 // Forget lets layers that were just made be collected: their name was refused, or is deleted again.
@@ -84,7 +87,8 @@ func (b *Builder) Forget(layers []image.Layer) {
 	}
 }
 
-// Sweep removes what imports of earlier processes have left in the data directory. It must run before the first import.
+// Sweep removes what imports of earlier processes have left in the data directory, and lets the uploads that they took go
+// in their time. It must run before the first import.
 func (b *Builder) Sweep() error {
 	ents, err := os.ReadDir(b.tmp())
 	if err != nil {
@@ -95,8 +99,9 @@ func (b *Builder) Sweep() error {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(b.tmp(), e.Name())))
 		}
 	}
-	if err != nil {
+	if err = errors.Join(err, b.uploads.Expire()); err != nil {
 		return fmt.Errorf("sweep: %w", err)
 	}
+	time.AfterFunc(uploadFor, func() { _ = b.uploads.Expire() })
 	return nil
 }

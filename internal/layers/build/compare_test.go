@@ -359,12 +359,15 @@ func TestRootfsEqualsTheTreeThatWasPacked(t *testing.T) {
 	}
 }
 
-// noTemps checks that an import has left nothing but blobs.
+// noTemps checks that an import has left nothing but blobs, and notes about layers.
 func noTemps(t *testing.T, b *Builder) {
 	t.Helper()
 	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
+		}
+		if path == b.notes() {
+			return fs.SkipDir
 		}
 		if d.Type().IsRegular() && (!strings.HasPrefix(path, filepath.Join(b.dir, "blobs")) || strings.HasPrefix(d.Name(), ".")) {
 			t.Errorf("left behind: %s", path)
@@ -372,4 +375,18 @@ func noTemps(t *testing.T, b *Builder) {
 		return nil
 	})
 	must(t, err)
+}
+
+// allFiles reads every file below a directory.
+func allFiles(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	out := map[string][]byte{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		out[path], err = os.ReadFile(path)
+		return err
+	}))
+	return out
 }

@@ -726,6 +726,11 @@ func (d *debianImport) install(ctx context.Context, set resolved) (_ Result, err
 	}
 	total := int64(len(set.packages))
 	d.p.stage("unpack", "packages", total)
+	used, done, err := d.b.turn(ctx, d.p)
+	if err != nil {
+		return Result{}, err
+	}
+	defer done()
 	var text capped
 	var once sync.Once
 	configured := int64(0)
@@ -754,7 +759,6 @@ func (d *debianImport) install(ctx context.Context, set resolved) (_ Result, err
 			Env: []string{"TMPDIR=" + inWork, "SOURCE_DATE_EPOCH=" + strconv.FormatInt(set.epoch, 10)},
 		}, true, work)
 	}()
-	used := &usage{}
 	// The stage begins when mmdebstrap says so, or else with the first bytes.
 	count := func(n int64) {
 		once.Do(func() { d.p.stage("write", "bytes", set.installed) })

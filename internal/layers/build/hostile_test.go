@@ -12,8 +12,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 )
@@ -306,6 +308,52 @@ func TestMemoryDoesNotGrowWithTheArchive(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if grown := int64(after.Sys) - int64(before.Sys); grown > 100<<20 {
 		t.Errorf("took %d MiB for an archive of 200 MiB", grown>>20)
+	}
+}
+
+func TestOnlySoManyImportsHaveTreesInMemoryAtOnce(t *testing.T) {
+	b, _ := testBuilder(t, Limits{Entries: 100 * smallShare})
+	files := func(n int) io.Reader {
+		var ents []ent
+		for i := range n {
+			ents = append(ents, ent{name: fmt.Sprint(i)})
+		}
+		return bytes.NewReader(makeTar(t, ents...))
+	}
+	for range largeAtOnce {
+		b.large <- struct{}{}
+	}
+	waits, done := make(chan struct{}), make(chan error, 1)
+	var once sync.Once
+	go func() {
+		_, err := b.Rootfs(t.Context(), files(101), ArchiveOptions{Report: func(p Progress) {
+			if p.Detail == "waiting for other imports" {
+				once.Do(func() { close(waits) })
+			}
+		}})
+		done <- err
+	}()
+	select {
+	case <-waits:
+	case err := <-done:
+		t.Fatalf("a large import beside %d others did not wait: %v", largeAtOnce, err)
+	}
+	_, err := b.Rootfs(t.Context(), files(100), ArchiveOptions{})
+	must(t, err) // a small one goes on
+	for range largeAtOnce {
+		<-b.large
+	}
+	must(t, <-done)
+	if len(b.large) != 0 || len(b.turns) != 0 {
+		t.Errorf("%d large and %d other turns are not given back", len(b.large), len(b.turns))
+	}
+	for range importsAtOnce {
+		b.turns <- struct{}{}
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	if _, err := b.Rootfs(ctx, files(1), ArchiveOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("one more than may run: %v", err)
 	}
 }
 

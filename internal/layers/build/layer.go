@@ -26,8 +26,9 @@ const (
 type layer struct {
 	root  *node
 	data  blob.Writer
-	off   int64 // of the data file's end, always a multiple of the block size between files
-	bytes int64 // of content, holes included
+	from  io.ReaderAt // where contents are read: data, or the blob of a layer that was made earlier
+	off   int64       // of the data file's end, always a multiple of the block size between files
+	bytes int64       // of content, holes included
 
 	chunk      hash.Hash // of the chunk in the making
 	chunkBytes int64
@@ -41,7 +42,7 @@ func newLayer(ctx context.Context, store blob.Creator) (*layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &layer{root: newDir(), data: w, chunk: sha256.New(), buf: make([]byte, holeSize)}, nil
+	return &layer{root: newDir(), data: w, from: w, chunk: sha256.New(), buf: make([]byte, holeSize)}, nil
 }
 
 // Write appends to the data file and its chunk digests.
@@ -133,7 +134,7 @@ func (l *layer) content(n *node) io.Reader {
 		if r.Offset < 0 {
 			parts = append(parts, io.LimitReader(zeros{}, r.Size))
 		} else {
-			parts = append(parts, io.NewSectionReader(l.data, r.Offset, r.Size))
+			parts = append(parts, io.NewSectionReader(l.from, r.Offset, r.Size))
 		}
 	}
 	return io.MultiReader(parts...)
@@ -241,6 +242,10 @@ func (m *memFile) Write(p []byte) (int, error) {
 	}
 	m.off += copy(m.b[m.off:], p)
 	return len(p), nil
+}
+
+func (m *memFile) ReadAt(p []byte, off int64) (int, error) {
+	return bytes.NewReader(m.b).ReadAt(p, off)
 }
 
 func (m *memFile) Seek(off int64, whence int) (int64, error) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 )
@@ -25,6 +26,8 @@ type Limits struct {
 	Layers int
 	// Document is the largest OCI index, manifest or config in bytes; 4 MiB.
 	Document int64
+	// Time that an import from a registry may take; 2 h.
+	Time time.Duration
 	// Reserve is the space that an import leaves free in the data directory; 256 MiB.
 	Reserve int64
 }
@@ -48,10 +51,62 @@ func (l Limits) withDefaults() Limits {
 	if l.Layers == 0 {
 		l.Layers = 64
 	}
+	if l.Time == 0 {
+		l.Time = 2 * time.Hour
+	}
 	return l
 }
 
 const ratioFrom = 1 << 30
+
+const (
+	// importsAtOnce is how many imports have trees in memory at the same time, and largeAtOnce how many of them large
+	// ones; more wait.
+	importsAtOnce = 16
+	largeAtOnce   = 2
+	// smallShare is the part of the limits on entries and metadata up to which an import is not a large one.
+	smallShare = 8
+)
+
+// turn waits until an import may fill memory, and gives what it counts in. done lets the next one go on. Nothing that
+// waits for somebody else may be done in between.
+func (b *Builder) turn(ctx context.Context, p *progress) (used *usage, done func(), err error) {
+	large := false
+	wait := func(tokens chan struct{}) error {
+		select {
+		case tokens <- struct{}{}:
+			return nil
+		default:
+		}
+		p.detail("waiting for other imports")
+		select {
+		case tokens <- struct{}{}:
+			p.detail("")
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if err := wait(b.turns); err != nil {
+		return nil, nil, err
+	}
+	used = &usage{grow: func(entries, metadata int64) error {
+		if large || entries <= b.limits.Entries/smallShare && metadata <= b.limits.Metadata/smallShare {
+			return nil
+		}
+		if err := wait(b.large); err != nil {
+			return err
+		}
+		large = true
+		return nil
+	}}
+	return used, func() {
+		if large {
+			<-b.large
+		}
+		<-b.turns
+	}, nil
+}
 
 // unpacked is the largest size of a tar: contents, and for each entry headers and padding.
 func (l Limits) unpacked() int64 { return l.Bytes + 2*l.Metadata + 3072*l.Entries }

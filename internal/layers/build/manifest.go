@@ -20,8 +20,8 @@ const (
 	// ChunkSize is the piece of a data blob that has a digest of its own.
 	ChunkSize = 256 << 10
 
-	// maxManifest bounds a manifest: enough for the chunks of 128 GiB.
-	maxManifest = 48 << 20
+	// MaxManifest bounds a manifest: enough for the chunks of 128 GiB.
+	MaxManifest = 48 << 20
 )
 
 // Manifest says what a layer is made of. The digest of its JSON is the layer's.
@@ -59,8 +59,8 @@ func ParseManifest(b []byte) (Manifest, error) {
 		return Manifest{}, errdefs.New(errdefs.DataLoss, "layer manifest", format, args...).
 			WithHint("Import its image again")
 	}
-	if len(b) > maxManifest {
-		return bad("larger than %d bytes", maxManifest)
+	if len(b) > MaxManifest {
+		return bad("larger than %d bytes", MaxManifest)
 	}
 	if err := json.Unmarshal(b, &m); err != nil {
 		return bad("no JSON: %v", err)
@@ -99,7 +99,7 @@ func ReadManifest(ctx context.Context, s blob.Store, layer image.Digest) (Manife
 	if err != nil {
 		return Manifest{}, err
 	}
-	if size > maxManifest {
+	if size > MaxManifest {
 		return Manifest{}, errdefs.New(errdefs.DataLoss, "layer "+string(layer), "its manifest has %d bytes", size).
 			WithHint("Import its image again")
 	}

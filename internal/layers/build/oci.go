@@ -2,7 +2,6 @@ package build
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -11,14 +10,11 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/image"
 )
 
@@ -32,17 +28,26 @@ const (
 // OCI imports one image of a tar of an OCI image layout directory, or of the older form that docker save writes. Each
 // of its layers becomes one of ours. Every size and digest on the way is verified.
 func (b *Builder) OCI(ctx context.Context, r io.Reader, opts ArchiveOptions) (Result, error) {
+	return b.archive(ctx, "oci", r, opts)
+}
+
+func (b *Builder) archive(ctx context.Context, kind string, r io.Reader, opts ArchiveOptions) (Result, error) {
 	key := opts.Key
 	if key != "" {
 		key += " " + opts.Reference
 	}
 	r, done := own(r, opts.Key)
-	return b.join(ctx, "oci", key, opts.Report, done, func(ctx context.Context, p *progress) (Result, error) {
+	return b.join(ctx, kind, key, opts.Report, done, func(ctx context.Context, p *progress) (Result, error) {
 		if err := roomFor(b.dir, opts.Size, b.limits.Reserve); err != nil {
 			return Result{}, err
 		}
 		p.stage("resolve", "bytes", opts.Size)
-		a, done, err := b.openLayout(ctx, r, opts, p)
+		used, over, err := b.turn(ctx, p)
+		if err != nil {
+			return Result{}, err
+		}
+		defer over()
+		a, done, err := b.openLayout(ctx, r, opts, used.grow, p)
 		if err != nil {
 			return Result{}, err
 		}
@@ -51,13 +56,15 @@ func (b *Builder) OCI(ctx context.Context, r io.Reader, opts ArchiveOptions) (Re
 		if err != nil {
 			return Result{}, err
 		}
-		return b.ociImage(ctx, a, img, p)
+		img.source = kind
+		return b.ociImage(ctx, img, a.image.object, a.open, used, p)
 	})
 }
 
-// ociImage is what a layout says of one image.
+// ociImage is what is known of one image before its layers are read.
 type ociImage struct {
 	name   string
+	source string // of its layers
 	config image.Config
 	layers []ociLayer
 }
@@ -65,59 +72,95 @@ type ociImage struct {
 type ociLayer struct {
 	blob   ociBlob
 	diffID string // of the uncompressed tar; empty if unknown
+	have   *image.Layer
 }
 
-// ociBlob is a part of the archive, and what it must be.
+// ociBlob is a part of an image, and what it must be.
 type ociBlob struct {
 	name   string // in the archive
 	digest string // "sha256:…"; empty when the archive does not say
 	size   int64  // -1 when the archive does not say
 }
 
-func (b *Builder) ociImage(ctx context.Context, a *layout, img ociImage, p *progress) (_ Result, err error) {
+// openBlob reads a layer's blob; check, once it has been read to its end, tells whether it was the right one.
+type openBlob func(ociBlob) (r io.Reader, check func() error, err error)
+
+// ociImage makes the layers of img that are not here yet.
+func (b *Builder) ociImage(
+	ctx context.Context, img ociImage, object string, open openBlob, used *usage, p *progress,
+) (_ Result, err error) {
 	var total int64
-	for _, l := range img.layers {
-		total += max(l.blob.size, 0)
+	top := -1 // the highest layer that is to be made
+	for i, l := range img.layers {
+		if l.have == nil {
+			total += max(l.blob.size, 0)
+			top = i
+		}
 	}
 	if err := roomFor(b.dir, total, b.limits.Reserve); err != nil {
 		return Result{}, err
 	}
 	p.stage("unpack", "bytes", total)
-	used := &usage{}
-	var layers []*layer
+	var made, below []*layer
 	defer func() {
 		if err != nil {
-			for _, l := range layers {
+			for _, l := range made {
 				err = errors.Join(err, l.data.Abort())
 			}
 		}
 	}()
 	for i, l := range img.layers {
+		if l.have != nil {
+			used.entries, used.bytes = used.entries+l.have.Files, used.bytes+l.have.Bytes
+			if i < top {
+				if err := used.more(); err != nil {
+					return Result{}, err
+				}
+				known, err := b.load(ctx, *l.have)
+				if err != nil {
+					return Result{}, err
+				}
+				below = append(below, known)
+			}
+			continue
+		}
 		p.detail(fmt.Sprintf("layer %d of %d", i+1, len(img.layers)))
-		packed, check, err := a.open(l.blob)
+		packed, check, err := open(l.blob)
 		if err != nil {
 			return Result{}, err
 		}
-		made, err := b.tarLayer(ctx, packed, tarReader{
-			archive: fmt.Sprintf("%s layer %d", a.archive, i+1), whiteouts: true, lower: layers, used: used,
+		fresh, err := b.tarLayer(ctx, packed, tarReader{
+			archive: fmt.Sprintf("%s layer %d", object, i+1), whiteouts: true, lower: below, used: used,
 			diffID: l.diffID,
 		}, p.add)
 		if err != nil {
 			return Result{}, err
 		}
-		layers = append(layers, made)
+		made = append(made, fresh)
 		if err := check(); err != nil {
 			return Result{}, err
 		}
 		// Those above look names up in it as overlayfs would.
-		made.root.overlay()
+		fresh.root.overlay()
+		below = append(below, fresh)
 	}
 	p.stage("write", "bytes", 0)
-	out, err := b.commit(ctx, layers, "oci")
+	fresh, err := b.commit(ctx, made, img.source)
 	if err != nil {
 		return Result{}, err
 	}
-	return Result{Name: img.name, Layers: lastOfEach(out), Config: img.config, Notes: used.notes()}, nil
+	out := make([]image.Layer, 0, len(img.layers))
+	for _, l := range img.layers {
+		if l.have != nil {
+			out = append(out, *l.have)
+			continue
+		}
+		out, fresh = append(out, fresh[0]), fresh[1:]
+	}
+	b.remember(img.layers, out)
+	return Result{
+		Name: img.name, Layers: lastOfEach(out), Config: img.config, Notes: used.notes(), Existed: top < 0,
+	}, nil
 }
 
 // lastOfEach drops a layer that lies higher once more: what it holds shows from there.
@@ -133,25 +176,23 @@ func lastOfEach(layers []image.Layer) []image.Layer {
 
 // layout is the archive, indexed.
 type layout struct {
-	archive string
-	limits  Limits
-	r       io.ReaderAt
-	files   map[string]extent // by cleaned name
+	image imageReader
+	r     io.ReaderAt
+	files map[string]extent // by cleaned name
+	used  *usage            // for its names, which are apart from those of the image
 }
 
 type extent struct{ off, size int64 }
 
-func (a *layout) bad(format string, args ...any) error {
-	return errdefs.New(errdefs.Invalid, a.archive, format, args...).
-		WithField("archive", "").WithHint("Nothing imported; save the image again, as an OCI layout")
-}
-
 // openLayout finds where each file of the archive lies. An archive that cannot be read at any place, or that is
 // compressed, is first copied to a temporary file.
 func (b *Builder) openLayout(
-	ctx context.Context, r io.Reader, opts ArchiveOptions, p *progress,
+	ctx context.Context, r io.Reader, opts ArchiveOptions, grow func(entries, metadata int64) error, p *progress,
 ) (_ *layout, done func(), err error) {
-	a := &layout{archive: opts.archive(), limits: b.limits, files: map[string]extent{}}
+	a := &layout{files: map[string]extent{}, used: &usage{grow: grow}}
+	a.image = imageReader{
+		object: opts.archive(), limits: b.limits, want: here(), parts: a, again: "save the image again, for this platform",
+	}
 	done = func() {}
 	src, seekable := r.(interface {
 		io.ReaderAt
@@ -168,18 +209,18 @@ func (b *Builder) openLayout(
 	var size int64
 	if seekable {
 		if size, err = src.Seek(0, io.SeekEnd); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", a.archive, err)
+			return nil, nil, fmt.Errorf("%s: %w", a.image.object, err)
 		}
 		a.r = src
 	} else {
 		f, err := os.CreateTemp(b.tmp(), "oci-")
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", a.archive, err)
+			return nil, nil, fmt.Errorf("%s: %w", a.image.object, err)
 		}
 		done = func() { _ = f.Close() }
 		if err := os.Remove(f.Name()); err != nil {
 			done()
-			return nil, nil, fmt.Errorf("%s: %w", a.archive, err)
+			return nil, nil, fmt.Errorf("%s: %w", a.image.object, err)
 		}
 		if size, err = b.spool(ctx, f, r, a, p); err != nil {
 			done()
@@ -197,7 +238,7 @@ func (b *Builder) openLayout(
 // spool copies the archive, decompressed, to f.
 func (b *Builder) spool(ctx context.Context, f *os.File, r io.Reader, a *layout, p *progress) (int64, error) {
 	packed := &meter{alive: aliveIn(ctx), r: r, on: p.add}
-	t := tarReader{archive: a.archive, limits: b.limits}
+	t := tarReader{archive: a.image.object, limits: b.limits}
 	plain, name, closer, err := decompress(packed)
 	if err != nil {
 		return 0, t.broken(err)
@@ -230,7 +271,7 @@ type onlyWriter struct{ io.Writer }
 func (a *layout) index(ctx context.Context, size int64) error {
 	sec := io.NewSectionReader(a.r, 0, size)
 	tr := tar.NewReader(sec)
-	t := tarReader{archive: a.archive, limits: a.limits, used: &usage{}}
+	t := tarReader{archive: a.image.object, limits: a.image.limits, used: a.used}
 	links := map[string]string{}
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -257,7 +298,7 @@ func (a *layout) index(ctx context.Context, size int64) error {
 		case tar.TypeReg:
 			off, err := sec.Seek(0, io.SeekCurrent)
 			if err != nil {
-				return fmt.Errorf("%s: %w", a.archive, err)
+				return fmt.Errorf("%s: %w", a.image.object, err)
 			}
 			if hdr.Size > size-off {
 				return t.broken(io.ErrUnexpectedEOF)
@@ -284,7 +325,7 @@ func (a *layout) index(ctx context.Context, size int64) error {
 		}
 	}
 	if len(a.files) == 0 {
-		return a.bad("holds no files")
+		return a.image.bad("holds no files")
 	}
 	return nil
 }
@@ -293,10 +334,10 @@ func (a *layout) index(ctx context.Context, size int64) error {
 func (a *layout) open(b ociBlob) (r io.Reader, check func() error, err error) {
 	e, ok := a.files[b.name]
 	if !ok {
-		return nil, nil, a.bad("has no %q, which the image needs", clip(b.name))
+		return nil, nil, a.image.bad("has no %q, which the image needs", clip(b.name))
 	}
 	if b.size >= 0 && e.size != b.size {
-		return nil, nil, a.bad("%q has %d bytes, its descriptor says %d", clip(b.name), e.size, b.size)
+		return nil, nil, a.image.bad("%q has %d bytes, its descriptor says %d", clip(b.name), e.size, b.size)
 	}
 	sec := io.NewSectionReader(a.r, e.off, e.size)
 	if b.digest == "" {
@@ -306,45 +347,34 @@ func (a *layout) open(b ociBlob) (r io.Reader, check func() error, err error) {
 	return io.TeeReader(sec, h), func() error {
 		// A decompressor may leave what follows its stream.
 		if _, err := io.Copy(h, sec); err != nil {
-			return fmt.Errorf("%s: %w", a.archive, err)
+			return fmt.Errorf("%s: %w", a.image.object, err)
 		}
 		if got := image.FromHash(h); string(got) != b.digest {
-			return a.bad("%q has digest %s, its descriptor says %s", clip(b.name), got, b.digest)
+			return a.image.bad("%q has digest %s, its descriptor says %s", clip(b.name), got, b.digest)
 		}
 		return nil
 	}, nil
 }
 
-// document reads a blob of JSON.
-func (a *layout) document(b ociBlob) ([]byte, error) {
-	if e, ok := a.files[b.name]; ok && e.size > a.limits.Document {
-		return nil, a.bad("%q has %d bytes, more than the %d that a manifest may have", clip(b.name), e.size,
-			a.limits.Document)
-	}
+func (a *layout) document(_ context.Context, b ociBlob) ([]byte, error) {
 	r, check, err := a.open(b)
 	if err != nil {
 		return nil, err
 	}
-	doc, err := io.ReadAll(r)
+	doc, err := a.image.readDocument(r, b.name)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", a.archive, err)
+		return nil, err
 	}
 	return doc, check()
 }
 
-// descriptor gives the blob that a descriptor stands for.
 func (a *layout) descriptor(d v1.Descriptor) (ociBlob, error) {
 	digest, err := image.ParseDigest(d.Digest.String())
 	if err != nil {
-		return ociBlob{}, a.bad("names a blob %q, which is no sha256 digest", clip(d.Digest.String()))
+		return ociBlob{}, a.image.bad("names a blob %q, which is no sha256 digest", clip(d.Digest.String()))
 	}
 	if d.Size < 0 {
-		return ociBlob{}, a.bad("names a blob of %d bytes", d.Size)
-	}
-	if len(d.URLs) > 0 {
-		if _, ok := a.files["blobs/sha256/"+digest.Hex()]; !ok {
-			return ociBlob{}, a.bad("keeps blob %s elsewhere", digest)
-		}
+		return ociBlob{}, a.image.bad("names a blob of %d bytes", d.Size)
 	}
 	return ociBlob{"blobs/sha256/" + digest.Hex(), string(digest), d.Size}, nil
 }
@@ -353,273 +383,75 @@ func (a *layout) descriptor(d v1.Descriptor) (ociBlob, error) {
 func (a *layout) resolve(ctx context.Context, reference string) (ociImage, error) {
 	if _, ok := a.files["index.json"]; !ok {
 		if _, ok := a.files["manifest.json"]; ok {
-			return a.dockerSave(reference)
+			return a.dockerSave(ctx, reference)
 		}
-		return ociImage{}, a.bad("is no OCI image layout: it has no index.json")
+		return ociImage{}, a.image.bad("is no image: it has no index.json and no manifest.json")
 	}
-	doc, err := a.document(ociBlob{name: "index.json", size: -1})
+	doc, err := a.document(ctx, ociBlob{name: "index.json", size: -1})
 	if err != nil {
 		return ociImage{}, err
 	}
 	var idx v1.IndexManifest
 	if err := json.Unmarshal(doc, &idx); err != nil {
-		return ociImage{}, a.bad("index.json: %v", err)
+		return ociImage{}, a.image.bad("index.json: %v", err)
 	}
 	desc, name, err := a.pick(idx.Manifests, reference)
 	if err != nil {
 		return ociImage{}, err
 	}
-	for range maxIndexes {
-		if err := context.Cause(ctx); err != nil {
-			return ociImage{}, err
-		}
-		blob, err := a.descriptor(desc)
-		if err != nil {
-			return ociImage{}, err
-		}
-		if doc, err = a.document(blob); err != nil {
-			return ociImage{}, err
-		}
-		var kind struct {
-			MediaType types.MediaType `json:"mediaType"`
-			Manifests []v1.Descriptor `json:"manifests"`
-			Layers    []v1.Descriptor `json:"layers"`
-		}
-		if err := json.Unmarshal(doc, &kind); err != nil {
-			return ociImage{}, a.bad("%q: %v", blob.name, err)
-		}
-		if kind.Manifests == nil || kind.Layers != nil {
-			return a.manifest(doc, name)
-		}
-		if desc, err = a.platform(kind.Manifests); err != nil {
-			return ociImage{}, err
-		}
+	blob, err := a.descriptor(desc)
+	if err != nil {
+		return ociImage{}, err
 	}
-	return ociImage{}, a.bad("has more than %d indexes inside each other", maxIndexes)
+	if doc, err = a.document(ctx, blob); err != nil {
+		return ociImage{}, err
+	}
+	return a.image.find(ctx, doc, desc.MediaType, name)
 }
 
 // pick chooses by the reference name, or the only one.
 func (a *layout) pick(all []v1.Descriptor, reference string) (v1.Descriptor, string, error) {
-	var names []string
+	var names, digests []string
 	var found []v1.Descriptor
 	for _, d := range all {
-		name := d.Annotations[refName]
+		short := d.Annotations[refName]
 		long := d.Annotations[imageName]
-		for _, n := range []string{long, name} {
-			if n != "" && !slices.Contains(names, n) {
-				names = append(names, n)
+		// docker save gives a name and its tag alone; the tag alone names nothing.
+		if n := suggest(d, ""); n != "" && !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+		matches := reference == short || long != "" && sameReference(reference, long) || isID(reference, d.Digest.String())
+		if reference == "" || matches {
+			found = append(found, d)
+			if !slices.Contains(digests, d.Digest.String()) {
+				digests = append(digests, d.Digest.String())
 			}
 		}
-		if reference != "" && (reference == name || reference == long || reference == d.Digest.String()) {
-			found = append(found, d)
-		}
-	}
-	if reference == "" {
-		found = all
 	}
 	switch {
 	case len(all) == 0:
-		return v1.Descriptor{}, "", a.bad("has no image in its index")
+		return v1.Descriptor{}, "", a.image.bad("has no image in its index")
 	case len(found) == 0:
-		e := errdefs.New(errdefs.NotFound, a.archive, "has no image %q", clip(reference)).WithField("reference", "")
-		e.Near = names
-		return v1.Descriptor{}, "", e.WithHint("It has: %s", joinNames(names, 10))
-	case len(found) > 1 && len(names) <= 1:
+		return v1.Descriptor{}, "", a.none(reference, names)
+	case len(digests) > 1 && len(names) <= 1:
 		// Several platforms of one image, listed side by side.
-		d, err := a.platform(found)
+		d, err := a.image.platform(found)
 		return d, suggest(d, reference), err
-	case len(found) > 1:
-		return v1.Descriptor{}, "", errdefs.New(errdefs.Invalid, a.archive, "has %d images (%s)", len(found),
-			joinNames(names, 10)).
-			WithField("reference", "").WithHint("Name one of them")
+	case len(digests) > 1:
+		return v1.Descriptor{}, "", a.several(len(digests), names)
 	}
 	return found[0], suggest(found[0], reference), nil
 }
 
+// suggest is what an image is called: by docker save's name as people write it, else as it was asked for.
 func suggest(d v1.Descriptor, reference string) string {
-	for _, n := range []string{reference, d.Annotations[imageName], d.Annotations[refName]} {
+	if long := d.Annotations[imageName]; long != "" {
+		return shortName(long)
+	}
+	for _, n := range []string{reference, d.Annotations[refName]} {
 		if n != "" && !strings.HasPrefix(n, "sha256:") {
 			return n
 		}
 	}
 	return ""
-}
-
-// platform chooses what runs here.
-func (a *layout) platform(all []v1.Descriptor) (v1.Descriptor, error) {
-	var has []string
-	for _, d := range all {
-		if d.Platform == nil {
-			if len(all) == 1 {
-				return d, nil
-			}
-			continue
-		}
-		if d.Platform.OS == "linux" && d.Platform.Architecture == runtime.GOARCH && fitsVariant(d.Platform.Variant) {
-			return d, nil
-		}
-		has = append(has, d.Platform.String())
-	}
-	return v1.Descriptor{}, errdefs.New(errdefs.FailedPrecondition, a.archive, "has no image for linux/%s (it has: %s)",
-		runtime.GOARCH, joinNames(has, 10)).WithHint("Save the image for this platform")
-}
-
-// fitsVariant refuses variants that ask for newer processors than the plain architecture.
-func fitsVariant(v string) bool { return v == "" || v == "v8" || v == "v1" }
-
-// manifest reads an image manifest and its config.
-func (a *layout) manifest(doc []byte, name string) (ociImage, error) {
-	m, err := v1.ParseManifest(bytes.NewReader(doc))
-	if err != nil {
-		return ociImage{}, a.bad("manifest: %v", err)
-	}
-	if len(m.Layers) > a.limits.Layers {
-		return ociImage{}, errdefs.New(errdefs.Invalid, a.archive, "%d layers", len(m.Layers)).
-			WithField("archive", fmt.Sprintf("%d layers", a.limits.Layers)).
-			WithHint("Nothing imported; squash it to at most %d", a.limits.Layers)
-	}
-	img := ociImage{name: name}
-	for _, d := range m.Layers {
-		if !isLayer(d.MediaType) {
-			return ociImage{}, a.bad("has a layer of type %q, which is no file tree", clip(string(d.MediaType)))
-		}
-		blob, err := a.descriptor(d)
-		if err != nil {
-			return ociImage{}, err
-		}
-		img.layers = append(img.layers, ociLayer{blob: blob})
-	}
-	blob, err := a.descriptor(m.Config)
-	if err != nil {
-		return ociImage{}, err
-	}
-	if doc, err = a.document(blob); err != nil {
-		return ociImage{}, err
-	}
-	if len(img.layers) == 0 {
-		return ociImage{}, a.bad("is an image without layers")
-	}
-	err = a.config(doc, &img)
-	return img, err
-}
-
-// isLayer tells the media types of file trees. How they are compressed is seen from their bytes, whatever the type
-// says.
-func isLayer(t types.MediaType) bool {
-	s := string(t)
-	if strings.Contains(s, "encrypted") {
-		return false
-	}
-	return strings.HasPrefix(s, "application/vnd.oci.image.layer.") ||
-		strings.HasPrefix(s, "application/vnd.docker.image.rootfs.")
-}
-
-// config takes from an image's config what we honour. Everything in it is somebody else's text.
-func (a *layout) config(doc []byte, img *ociImage) error {
-	cf, err := v1.ParseConfigFile(bytes.NewReader(doc))
-	if err != nil {
-		return a.bad("config: %v", err)
-	}
-	if cf.OS != "" && cf.OS != "linux" || cf.Architecture != "" && cf.Architecture != runtime.GOARCH {
-		return errdefs.New(errdefs.FailedPrecondition, a.archive, "is for %s/%s, this machine is linux/%s",
-			clip(cf.OS), clip(cf.Architecture), runtime.GOARCH).WithHint("Save the image for this platform")
-	}
-	if n := len(cf.RootFS.DiffIDs); n != 0 && n != len(img.layers) {
-		return a.bad("its config names %d layers, its manifest %d", n, len(img.layers))
-	}
-	for i, d := range cf.RootFS.DiffIDs {
-		img.layers[i].diffID = d.String()
-	}
-	c := cf.Config
-	if len(c.Env) > maxConfigEnv {
-		return a.bad("its config has %d variables", len(c.Env))
-	}
-	for _, kv := range c.Env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.Contains(kv, "\x00") {
-			return a.bad("its config has a variable %q", clip(kv))
-		}
-	}
-	for _, s := range slices.Concat(c.Entrypoint, c.Cmd, []string{c.User, c.WorkingDir}) {
-		if strings.Contains(s, "\x00") {
-			return a.bad("its config has a NUL byte in %q", clip(s))
-		}
-	}
-	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) {
-		return a.bad("its config has a working directory %q, which is not absolute", clip(c.WorkingDir))
-	}
-	img.config = image.Config{
-		User: c.User, Workdir: c.WorkingDir, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd,
-	}
-	if !slices.ContainsFunc(c.Env, func(kv string) bool { return strings.HasPrefix(kv, "PATH=") }) {
-		img.config.Env = slices.Concat(defaultConfig().Env[:1], c.Env)
-	}
-	return nil
-}
-
-// dockerSave reads the archive form of docker save before it wrote OCI layouts.
-func (a *layout) dockerSave(reference string) (ociImage, error) {
-	doc, err := a.document(ociBlob{name: "manifest.json", size: -1})
-	if err != nil {
-		return ociImage{}, err
-	}
-	var all []struct {
-		Config   string
-		RepoTags []string
-		Layers   []string
-	}
-	if err := json.Unmarshal(doc, &all); err != nil {
-		return ociImage{}, a.bad("manifest.json: %v", err)
-	}
-	var names []string
-	found := -1
-	for i, m := range all {
-		names = append(names, m.RepoTags...)
-		if reference == "" && len(all) == 1 || reference != "" && slices.Contains(m.RepoTags, reference) {
-			found = i
-		}
-	}
-	switch {
-	case len(all) == 0:
-		return ociImage{}, a.bad("has no image in its manifest.json")
-	case found < 0 && reference == "":
-		return ociImage{}, errdefs.New(errdefs.Invalid, a.archive, "has %d images (%s)", len(all), joinNames(names, 10)).
-			WithField("reference", "").WithHint("Name one of them")
-	case found < 0:
-		e := errdefs.New(errdefs.NotFound, a.archive, "has no image %q", clip(reference)).WithField("reference", "")
-		e.Near = names
-		return ociImage{}, e.WithHint("It has: %s", joinNames(names, 10))
-	}
-	m := all[found]
-	if len(m.Layers) > a.limits.Layers {
-		return ociImage{}, errdefs.New(errdefs.Invalid, a.archive, "%d layers", len(m.Layers)).
-			WithField("archive", fmt.Sprintf("%d layers", a.limits.Layers)).
-			WithHint("Nothing imported; squash it to at most %d", a.limits.Layers)
-	}
-	img := ociImage{name: reference}
-	if img.name == "" && len(m.RepoTags) > 0 {
-		img.name = m.RepoTags[0]
-	}
-	for _, l := range m.Layers {
-		img.layers = append(img.layers, ociLayer{blob: ociBlob{name: path.Clean(l), size: a.sizeOf(path.Clean(l))}})
-	}
-	blob := ociBlob{name: path.Clean(m.Config), size: -1}
-	// The config is named by its digest in both spellings.
-	if d, err := image.ParseDigest("sha256:" + strings.TrimSuffix(path.Base(blob.name), ".json")); err == nil {
-		blob.digest = string(d)
-	}
-	if doc, err = a.document(blob); err != nil {
-		return ociImage{}, err
-	}
-	if len(img.layers) == 0 {
-		return ociImage{}, a.bad("is an image without layers")
-	}
-	err = a.config(doc, &img)
-	return img, err
-}
-
-func (a *layout) sizeOf(name string) int64 {
-	if e, ok := a.files[name]; ok {
-		return e.size
-	}
-	return -1
 }

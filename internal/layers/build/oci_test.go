@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -452,7 +453,7 @@ func TestBadOCIArchives(t *testing.T) {
 		},
 		{"an index of 10 MB", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) {
 			f["index.json"] = append(f["index.json"], bytes.Repeat([]byte(" "), 10<<20)...)
-		}}, "", errdefs.Invalid, "bytes, more than the 4194304"},
+		}}, "", errdefs.Invalid, "more than the 4194304"},
 		{"an index without images", ociImageSpec{layers: [][]byte{good}, change: func(f map[string][]byte) {
 			f["index.json"] = []byte(`{"manifests":[]}`)
 		}}, "", errdefs.Invalid, "no image in its index"},
@@ -520,7 +521,10 @@ func TestBadOCIArchives(t *testing.T) {
 		},
 		{
 			"several images and no reference",
-			ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}},
+			ociImageSpec{layers: [][]byte{good}, names: []string{"a", "b"}, change: func(f map[string][]byte) {
+				at := bytes.LastIndex(f["index.json"], []byte(`"digest":"sha256:`)) + len(`"digest":"sha256:`)
+				copy(f["index.json"][at:], strings.Repeat("0", 64))
+			}},
 			"", errdefs.Invalid,
 			"has 2 images (a, b)",
 		},
@@ -568,6 +572,9 @@ func TestBadOCIArchives(t *testing.T) {
 				t.Errorf("got %v, want kind %s and %q", err, tc.kind, tc.says)
 			}
 			noTemps(t, b)
+			if _, err := os.Stat(b.notes()); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("left notes: %v", err)
+			}
 			for d := range store.All(t.Context()) {
 				t.Errorf("left a blob %s", d)
 			}

@@ -57,6 +57,16 @@ type tarReader struct {
 type usage struct {
 	entries, metadata, bytes int64
 	dropped                  map[string]int64 // attribute → how often
+
+	grow func(entries, metadata int64) error // asked before more is held in memory; nil: nobody else is there
+}
+
+// more asks for room in memory for what is counted so far.
+func (u *usage) more() error {
+	if u.grow == nil {
+		return nil
+	}
+	return u.grow(u.entries, u.metadata)
 }
 
 func (u *usage) drop(what string) {
@@ -257,7 +267,7 @@ func (t *tarReader) count(entries, metadata int64) error {
 	if t.used.metadata += metadata; t.used.metadata > t.limits.Metadata {
 		return t.over("of names and attributes", gib(t.limits.Metadata))
 	}
-	return nil
+	return t.used.more()
 }
 
 // node makes the inode of an entry that is no hard link, without content.

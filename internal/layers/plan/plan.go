@@ -16,4 +16,6 @@ type Plan struct {
 	NoNewPrivs bool
 	// Hostname inside, at most 63 bytes.
 	Hostname string
+	// Network asks for a link to the gate, with closed walls, and for its resolver.
+	Network bool
 }

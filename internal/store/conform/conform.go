@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,6 +53,7 @@ func Run(t *testing.T, open func(t *testing.T) (store.Store, Faults)) {
 		{"a lease that is kept alive stays and one that is not lapses with its keys", leases},
 		{"revoking a lease removes its keys", revoke},
 		{"concurrent increments by revision lose nothing", increments},
+		{"a get sees all that was answered before, to whomever", answered},
 		{"a value of a mebibyte is kept", bigValue},
 		{"an absent store is unavailable within a second", away},
 		{"a lost answer is unknown, and the write took effect", unknown},
@@ -445,6 +447,47 @@ func increments(t *testing.T, ctx context.Context, s store.Store, _ Faults) {
 	if p, _ := get(t, s, "/n"); string(p.Value) != strconv.Itoa(workers*each) {
 		t.Errorf("got %s, want %d", p.Value, workers*each)
 	}
+}
+
+func answered(t *testing.T, ctx context.Context, s store.Store, _ Faults) {
+	const workers, each = 4, 50
+	first := must(t, s, store.Put("/n", []byte("0"))).Revision
+	var told atomic.Int64 // the newest revision that a writer was told
+	told.Store(first)
+	var writers, readers sync.WaitGroup
+	done := make(chan struct{})
+	for range workers {
+		writers.Go(func() {
+			for range each {
+				res, err := s.Txn(ctx, nil, []store.Op{store.Put("/n", []byte("x"))}, nil)
+				if err != nil {
+					t.Errorf("write: %v", err)
+					return
+				}
+				for old := told.Load(); old < res.Revision && !told.CompareAndSwap(old, res.Revision); old = told.Load() {
+				}
+			}
+		})
+		readers.Go(func() {
+			for {
+				least := told.Load()
+				// A condition on what was before must fail, and what is there must be as new.
+				res, err := s.Txn(ctx, []store.Cond{{Key: "/n", ModRev: least - 1}}, nil, []store.Op{store.Get("/n")})
+				if err != nil || res.Succeeded || len(res.Pairs) != 1 || res.Pairs[0].ModRev < least {
+					t.Errorf("after revision %d: %+v, %v", least, res, err)
+					return
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(done)
+	readers.Wait()
 }
 
 func bigValue(t *testing.T, _ context.Context, s store.Store, _ Faults) {

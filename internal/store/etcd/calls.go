@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -39,11 +40,11 @@ func (s *Store) Txn(ctx context.Context, conds []store.Cond, then, otherwise []s
 			cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(c.Key), ">", 0))
 		}
 	}
-	ops, err := toOps(then)
+	ops, err := s.toOps(then)
 	if err != nil {
 		return store.Result{}, err
 	}
-	elseOps, err := toOps(otherwise)
+	elseOps, err := s.toOps(otherwise)
 	if err != nil {
 		return store.Result{}, err
 	}
@@ -51,7 +52,9 @@ func (s *Store) Txn(ctx context.Context, conds []store.Cond, then, otherwise []s
 	if err != nil {
 		return store.Result{}, s.wrote(err)
 	}
-	s.suspect.Store(false)
+	if !s.member || !reads(then) || !reads(otherwise) {
+		s.suspect.Store(false)
+	} // else memory has answered, which says nothing of writes
 	res := store.Result{Succeeded: resp.Succeeded, Revision: resp.Header.Revision}
 	for _, r := range resp.Responses {
 		if rr := r.GetResponseRange(); rr != nil {
@@ -300,7 +303,7 @@ func definite(err error) error {
 		return store.ErrCompacted
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return errdefs.New(errdefs.Exhausted, "store", "its database is full").
-			WithField("", "quota").WithHint("Free space: end jobs and delete images, then defragment the store").Wrap(err)
+			WithField("", "quota").WithHint("Room is made once a minute. If it stays full: end jobs and delete images").Wrap(err)
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		return errdefs.New(errdefs.NotFound, "lease", "has lapsed").Wrap(err)
 	case errors.Is(err, rpctypes.ErrFutureRev), errors.Is(err, rpctypes.ErrDuplicateKey),
@@ -322,7 +325,16 @@ func unavailable(format string, args ...any) *errdefs.Error {
 		WithRetryAfter(time.Second).WithHint("Try again in a second")
 }
 
-func toOps(ops []store.Op) ([]clientv3.Op, error) {
+// reads reports whether none of these writes.
+func reads(ops []store.Op) bool {
+	return !slices.ContainsFunc(ops, func(o store.Op) bool { return o.Kind != store.OpGet })
+}
+
+func (s *Store) toOps(ops []store.Op) ([]clientv3.Op, error) {
+	var local []clientv3.OpOption
+	if s.member {
+		local = []clientv3.OpOption{clientv3.WithSerializable()}
+	}
 	out := make([]clientv3.Op, 0, len(ops))
 	for _, o := range ops {
 		switch o.Kind {
@@ -331,7 +343,7 @@ func toOps(ops []store.Op) ([]clientv3.Op, error) {
 		case store.OpDelete:
 			out = append(out, clientv3.OpDelete(o.Key))
 		case store.OpGet:
-			out = append(out, clientv3.OpGet(o.Key))
+			out = append(out, clientv3.OpGet(o.Key, local...))
 		case store.OpDeletePrefix:
 			out = append(out, clientv3.OpDelete(o.Key, clientv3.WithPrefix()))
 		default:

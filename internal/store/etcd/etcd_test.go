@@ -69,7 +69,7 @@ func TestDialled(t *testing.T) {
 	}
 	conform.Run(t, func(t *testing.T) (store.Store, conform.Faults) {
 		l := newLine(t, sock)
-		s, err := Dial(t.Context(), []string{l.addr()}, nil)
+		s, err := Dial(t.Context(), []string{l.addr()}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,6 +198,27 @@ func TestReopenKeepsEverything(t *testing.T) {
 	}
 }
 
+func TestTheFirstReadAfterAReopenSeesEverything(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	var last int64
+	for range 100 {
+		res, err := s.Txn(t.Context(), nil, []store.Op{store.Put("/a", []byte("1"))}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = res.Revision
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	res, err := s.Txn(t.Context(), nil, []store.Op{store.Get("/a")}, nil)
+	if err != nil || len(res.Pairs) != 1 || res.Pairs[0].ModRev != last {
+		t.Errorf("got %+v, %v, want the pair of revision %d", res, err, last)
+	}
+}
+
 // TestMain doubles as the process that TestKill kills: it writes numbers and tells each after it was acknowledged.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("SANDSEA_TEST_STORE_DIR"); dir != "" {
@@ -284,7 +305,7 @@ func lastNumber(told []byte) int {
 }
 
 func TestDialToNobodyIsUnavailableWithinASecond(t *testing.T) {
-	s, err := Dial(t.Context(), []string{"127.0.0.1:1"}, nil)
+	s, err := Dial(t.Context(), []string{"127.0.0.1:1"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,23 +3,29 @@ package etcd
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/store"
 )
 
@@ -61,6 +67,13 @@ type Config struct {
 	CallTimeout time.Duration
 	// Quota is the size of the database at which writes are refused; 0 means 8 GiB.
 	Quota int64
+	// Upkeep is how often the database is looked at for room that can be given back; 0 means a minute.
+	Upkeep time.Duration
+	// Listen is the address, HOST:PORT with the host as an IP, at which nodes of the cluster reach the store, with
+	// certificates on both ends and to their own records alone; empty: nothing listens.
+	Listen string
+	// Certificate is the server's; needed with Listen.
+	Certificate cluster.ServerFiles
 	// OnProgress, when set, is called once a second while the store starts.
 	OnProgress func(Progress)
 }
@@ -72,9 +85,14 @@ type Store struct {
 	closed atomic.Bool
 	// suspect is set by a write without an answer and cleared by the next answer.
 	suspect atomic.Bool
+	// member: it is the one member itself, in this process. What that has applied, all of its log when Open returns, is
+	// the latest that anybody was told, so a transaction that only reads asks nobody else.
+	member bool
 	// ready waits until a connection stands; nil for an embedded member.
 	ready func(context.Context) error
 	stop  func()
+	// address is where nodes reach an embedded member; empty: nowhere.
+	address string
 }
 
 var _ store.Store = (*Store)(nil)
@@ -99,6 +117,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	ec.QuotaBackendBytes = cmp.Or(cfg.Quota, DefaultQuota)
 	ec.MaxTxnOps, ec.MaxRequestBytes = maxOps, maxRequest
 	ec.EnableGRPCGateway = false
+	if cfg.Listen != "" {
+		ec.ListenClientUrls = []url.URL{{Scheme: "https", Host: cfg.Listen}}
+		ec.AdvertiseClientUrls = ec.ListenClientUrls
+		ec.ClientTLSInfo = transport.TLSInfo{
+			CertFile: cfg.Certificate.Cert, KeyFile: cfg.Certificate.Key, TrustedCAFile: cfg.Certificate.CA, ClientCertAuth: true,
+		}
+		ec.TlsMinVersion = "TLS1.3"
+		ec.GRPCAdditionalServerOptions = guards()
+	}
 	ec.WatchProgressNotifyInterval = 10 * time.Second
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(cfg.Log))
 
@@ -133,6 +160,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	for {
 		select {
 		case s := <-up:
+			if errors.Is(s.err, syscall.EADDRINUSE) || errors.Is(s.err, syscall.EADDRNOTAVAIL) {
+				return nil, errdefs.New(errdefs.FailedPrecondition, "listen "+cfg.Listen, "%v", s.err).
+					WithField("cluster_listen", "").WithHint("Choose another: --cluster-listen HOST:PORT").Wrap(s.err)
+			}
 			if s.err != nil {
 				return nil, errdefs.New(errdefs.FailedPrecondition, "store "+cfg.Dir, "does not start: %v", s.err).
 					WithHint("See the log, or restore the folder from a backup").Wrap(s.err)
@@ -140,7 +171,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			e, ready = s.e, s.e.Server.ReadyNotify()
 		case <-ready:
 			st := newStore(v3client.New(e.Server), cmp.Or(cfg.CallTimeout, DefaultCallTimeout))
-			st.stop = e.Close
+			st.member = true
+			st.keepRoom(ctx, e, ec.QuotaBackendBytes, cmp.Or(cfg.Upkeep, upkeepEvery), cfg.Log)
+			if cfg.Listen != "" {
+				st.address = e.Clients[0].Addr().String()
+			}
 			return st, nil
 		case <-tick.C:
 			if cfg.OnProgress != nil {
@@ -168,18 +203,25 @@ func percent(e *embed.Etcd) int {
 	return int(min(100, e.Server.AppliedIndex()*100/all))
 }
 
-// Dial connects to a cluster. It returns at once; calls are Unavailable while no member answers.
-func Dial(ctx context.Context, endpoints []string, log *slog.Logger) (*Store, error) {
+// Address is where nodes reach an embedded store that listens, as it was bound: HOST:PORT.
+func (s *Store) Address() string { return s.address }
+
+// Dial connects to a cluster, by TLS when line says how. It returns at once; calls are Unavailable while no member
+// answers.
+func Dial(ctx context.Context, endpoints []string, line *tls.Config, log *slog.Logger) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	options := []grpc.DialOption{grpc.WithKeepaliveParams(keepalive.ClientParameters{
+		Time: 10 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true,
+	})}
+	if line != nil {
+		options = append(options, grpc.WithTransportCredentials(named{credentials.NewTLS(line), line.ServerName}))
 	}
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, Logger: zapTo(log), DialTimeout: DefaultCallTimeout,
 		DialKeepAliveTime: 3 * time.Second, DialKeepAliveTimeout: 2 * time.Second, PermitWithoutStream: true,
-		MaxCallSendMsgSize: maxRequest,
-		DialOptions: []grpc.DialOption{grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: 10 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true,
-		})},
+		MaxCallSendMsgSize: maxRequest, DialOptions: options,
 	})
 	if err != nil {
 		return nil, errdefs.New(errdefs.Invalid, "store", "%v", err).WithField("store.endpoints", "").Wrap(err)
@@ -201,6 +243,20 @@ func Dial(ctx context.Context, endpoints []string, log *slog.Logger) (*Store, er
 		}
 	}
 	return st, nil
+}
+
+// named expects one name in the certificate, whatever address was dialled: etcd's client would expect the address.
+type named struct {
+	credentials.TransportCredentials
+	name string
+}
+
+func (n named) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return n.TransportCredentials.ClientHandshake(ctx, n.name, raw)
+}
+
+func (n named) Clone() credentials.TransportCredentials {
+	return named{n.TransportCredentials.Clone(), n.name}
 }
 
 func newStore(cli *clientv3.Client, limit time.Duration) *Store {

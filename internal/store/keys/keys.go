@@ -14,6 +14,7 @@
 //	/imports/<id>                API server   an import that runs; under a lease
 //	/iam/tokens/<token id>       iam          hash and rights of a token
 //	/iam/bootstrap               iam          which token is the first-run admin's and whether its file was written
+//	/endpoint-key                API server   the key of endpoint tokens, base64 (package apiserver)
 package keys
 
 import (
@@ -36,6 +37,7 @@ const (
 	IAM        = "/iam/"
 	IAMTokens  = "/iam/tokens/"
 	Bootstrap  = "/iam/bootstrap"
+	Endpoint   = "/endpoint-key"
 )
 
 // Node is where a node registers itself. The number is written with leading zeros, so that keys sort by it.

@@ -1,5 +1,5 @@
-// Package server runs the real thing for tests: `sandsea up` with its keeper and spawner on a data directory of its own,
-// and a client for it.
+// Package server runs the real thing for tests: `sandsea up` with its keeper, spawner and aether on a data directory of its own,
+// and a client for it; or, apart, `sandsea server` and `sandsea edge`.
 //
 // A Server can be killed part by part and started again on the same data. Down ends it with `sandsea down` and reports
 // everything that is left: processes, mounts, control groups, loop devices, claims. What a test process that was killed
@@ -9,9 +9,12 @@ package server
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +27,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/client"
+	"github.com/sandsea/sandsea/internal/linux/netns"
 	"github.com/sandsea/sandsea/internal/testkit/require"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -47,6 +51,8 @@ type Server struct {
 
 	home   string // of Dir and what else is ours; removed by Down
 	addr   string // HOST:PORT, the same after a restart
+	daemon string // the command: up, server or edge
+	netns  string // that the daemon runs in; empty: ours
 	config []string
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when cmd has been waited for
@@ -80,6 +86,16 @@ type Config struct {
 	TOML string
 	// Data is a directory to run on that the caller keeps; empty: a new one.
 	Data string
+	// Daemon is the command that is run with Args: "server" or "edge"; empty: "up". An edge has no Client.
+	Daemon string
+	Args   []string
+	// Binary is what runs; empty: built from the tree.
+	Binary string
+	// Aether is the text of DIR/aether.toml; empty: there is none.
+	Aether string
+	// NetNS is the file of a network namespace that stands for the host's; empty: the test's own. The Client calls from
+	// inside it.
+	NetNS string
 }
 
 // Launch starts a server and returns when it is ready.
@@ -89,7 +105,7 @@ func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", log: &logBuffer{}}
+	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", daemon: cmp.Or(cfg.Daemon, "up"), netns: cfg.NetNS, log: &logBuffer{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Down(context.WithoutCancel(ctx)))
@@ -101,6 +117,14 @@ func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if cfg.Data != "" {
 		s.Dir = cfg.Data
 	}
+	if cfg.Aether != "" {
+		if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+			return s, err
+		}
+		if err := os.WriteFile(filepath.Join(s.Dir, "aether.toml"), []byte(cfg.Aether), 0o600); err != nil {
+			return s, err
+		}
+	}
 	if cfg.TOML != "" {
 		file := filepath.Join(home, "sandsea.toml")
 		if err := os.WriteFile(file, []byte(cfg.TOML), 0o644); err != nil {
@@ -108,8 +132,11 @@ func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 		}
 		s.config = []string{"--config", file}
 	}
-	if s.Binary, err = binary(ctx, home); err != nil {
-		return s, err
+	s.config = append(s.config, cfg.Args...)
+	if s.Binary = cfg.Binary; s.Binary == "" {
+		if s.Binary, err = binary(ctx, home); err != nil {
+			return s, err
+		}
 	}
 	return s, s.Up(ctx)
 }
@@ -136,7 +163,7 @@ func Start(t testing.TB, cfg Config) *Server {
 // Log is what the daemons of this server have said.
 func (s *Server) Log() string {
 	text := s.log.String()
-	for _, name := range []string{"keeper", "spawner"} {
+	for _, name := range []string{"keeper", "spawner", "aether"} {
 		if b, err := os.ReadFile(filepath.Join(s.Dir, "run", name+".log")); err == nil && len(b) > 0 {
 			text += fmt.Sprintf("--- %s\n%s", name, b)
 		}
@@ -167,8 +194,12 @@ func (s *Server) Begin() (ready <-chan string, err error) {
 	if s.Running() {
 		return nil, errors.New("the daemon runs already")
 	}
-	args := append([]string{"up", "--data", s.Dir, "--listen", s.addr}, s.config...)
-	s.cmd = exec.Command(s.Binary, args...) //nolint:noctx // it ends by Down, or by its test
+	args := append([]string{s.daemon, "--data", s.Dir, "--listen", s.addr}, s.config...)
+	argv := append([]string{s.Binary}, args...)
+	if s.netns != "" { // which it becomes: the process's number stays
+		argv = append([]string{"nsenter", "--net=" + s.netns}, argv...)
+	}
+	s.cmd = exec.Command(argv[0], argv[1:]...) //nolint:noctx // it ends by Down, or by its test
 	s.cmd.Stderr = s.log
 	s.cmd.Env = environ()
 	out, err := s.cmd.StdoutPipe()
@@ -196,16 +227,31 @@ func (s *Server) Begin() (ready <-chan string, err error) {
 }
 
 func (s *Server) connect(url string) error {
-	s.addr = strings.TrimPrefix(url, "http://")
+	isNode := strings.HasPrefix(url, "node ") // "node NAME HOST:PORT"
+	s.addr = strings.TrimPrefix(url[strings.LastIndexByte(url, ' ')+1:], "http://")
 	id, err := os.ReadFile(filepath.Join(s.Dir, "id"))
 	if err != nil {
 		return err
 	}
 	s.Tag = string(id[:8])
-	if s.Client == nil {
-		s.Client, err = client.New(client.Config{URL: url, TokenFile: filepath.Join(s.Dir, "admin.token")})
+	if s.Client == nil && !isNode {
+		cfg := client.Config{URL: url, TokenFile: filepath.Join(s.Dir, "admin.token")}
+		if s.netns != "" {
+			cfg.HTTP = &http.Client{Transport: &http.Transport{DialContext: s.dial, MaxIdleConnsPerHost: 64}}
+		}
+		s.Client, err = client.New(cfg)
 	}
 	return err
+}
+
+// dial connects from inside the daemon's network namespace.
+func (s *Server) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	ns, err := netns.Open(s.netns)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	return netns.Dial(ctx, ns, network, addr)
 }
 
 // Running reports whether the daemon runs.
@@ -221,7 +267,7 @@ func (s *Server) Running() bool {
 	}
 }
 
-// Pid of a part: "up", "keeper" or "spawner"; 0 when it does not run.
+// Pid of a part: "up", "keeper", "spawner" or "aether"; 0 when it does not run.
 func (s *Server) Pid(part string) int {
 	if part == "up" {
 		if !s.Running() {
@@ -238,7 +284,7 @@ func (s *Server) Pid(part string) int {
 	return 0
 }
 
-// Kill ends a part with SIGKILL and waits until it is gone: "up", "keeper" or "spawner".
+// Kill ends a part with SIGKILL and waits until it is gone: "up", "keeper", "spawner" or "aether".
 func (s *Server) Kill(part string) error {
 	pid := s.Pid(part)
 	if pid == 0 {

@@ -23,6 +23,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 )
 
 // Programs that are not on this machine and stand for what cannot be had without a kernel's help.
@@ -41,7 +42,10 @@ type proc struct {
 	command *pb.Command
 	exec    *exec.Cmd
 	stdin   io.WriteCloser
-	taken   int64
+	tty     *os.File // our end of its terminal, nil without one
+
+	sending sync.Mutex
+	taken   int64 // of its input; guarded by sending
 
 	mu      sync.Mutex
 	info    *pb.Process   // guarded by mu
@@ -115,8 +119,8 @@ func (p *proc) signal(sig syscall.Signal, tree bool) {
 	_ = syscall.Kill(pid, sig)
 }
 
-// start runs a command, or finds the one that its key stands for.
-func (b *box) start(cmd *pb.Command, key string, stdin bool) (*proc, bool) {
+// start runs a command, or finds the one that its key stands for. With a terminal it runs on one of this size.
+func (b *box) start(cmd *pb.Command, key string, stdin bool, terminal *pb.TerminalSize) (*proc, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p := b.keys[key]; p != nil && key != "" {
@@ -128,7 +132,8 @@ func (b *box) start(cmd *pb.Command, key string, stdin bool) (*proc, bool) {
 		b.keys[key] = p
 	}
 	p.info = &pb.Process{
-		Number: int64(len(b.procs)), Command: cmd, State: pb.ProcessState_PROCESS_STATE_RUNNING, StartedAt: timestamppb.Now(), InputOpen: stdin,
+		Number: int64(len(b.procs)), Command: cmd, State: pb.ProcessState_PROCESS_STATE_RUNNING, StartedAt: timestamppb.Now(),
+		InputOpen: stdin || terminal != nil, Terminal: terminal,
 	}
 	p.launch(stdin)
 	return p, false
@@ -174,16 +179,25 @@ func (p *proc) begin(stdin bool) *pb.StartFailure {
 			cmd.Env = append(cmd.Env, k+"="+v)
 		}
 	}
-	cmd.Stdout, cmd.Stderr = sink{p, 0}, sink{p, 1}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = 200 * time.Millisecond // a background child keeps the pipe
-	if stdin {
+	read := func() {}
+	if size := p.info.GetTerminal(); size != nil {
+		var err error
+		if read, err = p.onTerminal(cmd, size); err != nil {
+			return &pb.StartFailure{Kind: "resources", Message: err.Error()}
+		}
+	} else {
+		cmd.Stdout, cmd.Stderr = sink{p, 0}, sink{p, 1}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	}
+	if stdin && p.tty == nil {
 		var err error
 		if p.stdin, err = cmd.StdinPipe(); err != nil {
 			return &pb.StartFailure{Kind: "resources", Message: err.Error()}
 		}
 	}
 	if err := cmd.Start(); err != nil {
+		read()
 		return startFailure(argv[0], err)
 	}
 	p.exec = cmd
@@ -200,6 +214,7 @@ func (p *proc) begin(stdin bool) *pb.StartFailure {
 	began := time.Now()
 	go func() {
 		_ = cmd.Wait()
+		read()
 		if timer != nil {
 			timer.Stop()
 		}
@@ -212,6 +227,45 @@ func (p *proc) begin(stdin bool) *pb.StartFailure {
 		p.end(r)
 	}()
 	return nil
+}
+
+// onTerminal gives a command a terminal, whose output is recorded until read returns.
+func (p *proc) onTerminal(cmd *exec.Cmd, size *pb.TerminalSize) (read func(), err error) {
+	ours, err := tty.Open()
+	if err != nil {
+		return nil, err
+	}
+	theirs, err := tty.Peer(ours)
+	if err == nil {
+		err = tty.SetSize(ours, characters(size))
+	}
+	if err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	p.tty, p.stdin = ours, ours
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs, theirs, theirs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if _, set := p.command.GetEnv()["TERM"]; !set {
+		cmd.Env = append(cmd.Env, "TERM=xterm-256color")
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(sink{p, 0}, ours) // until no process has its end open
+	}()
+	return func() {
+		_ = theirs.Close()
+		select {
+		case <-done:
+		case <-time.After(200 * time.Millisecond): // a background child keeps the terminal
+		}
+		_ = ours.Close()
+		<-done
+	}, nil
+}
+
+func characters(s *pb.TerminalSize) tty.Size {
+	return tty.Size{Columns: uint16(s.GetColumns()), Rows: uint16(s.GetRows())}
 }
 
 func startFailure(name string, err error) *pb.StartFailure {
@@ -328,7 +382,7 @@ func (h processes) Run(ctx context.Context, r *connect.Request[pb.RunRequest]) (
 	if err != nil {
 		return nil, err
 	}
-	p, known := b.start(r.Msg.GetCommand(), r.Msg.GetKey(), r.Msg.Stdin != nil)
+	p, known := b.start(r.Msg.GetCommand(), r.Msg.GetKey(), r.Msg.Stdin != nil, nil)
 	if !known && p.stdin != nil {
 		_, _ = p.stdin.Write(r.Msg.GetStdin())
 		_ = p.stdin.Close()
@@ -360,7 +414,7 @@ func (h processes) Start(ctx context.Context, r *connect.Request[pb.StartRequest
 	caller := ctx
 	ctx, done := h.e.breakable(ctx)
 	defer done()
-	p, _ := b.start(r.Msg.GetCommand(), r.Msg.GetKey(), r.Msg.GetStdin())
+	p, _ := b.start(r.Msg.GetCommand(), r.Msg.GetKey(), r.Msg.GetStdin(), r.Msg.GetTerminal())
 	send := func(ev *pb.ProcessEvent) error { return down.Send(&pb.StartResponse{Event: ev}) }
 	started := p.snapshot()
 	started.Result = nil
@@ -402,6 +456,8 @@ func (h processes) SendInput(ctx context.Context, r *connect.Request[pb.SendInpu
 	if p.stdin == nil {
 		return nil, errdefs.New(errdefs.FailedPrecondition, "process", "its input is closed").WithHint("Start it with input")
 	}
+	p.sending.Lock() // a send whose caller has gone may still wait for the pipe
+	defer p.sending.Unlock()
 	data := r.Msg.GetData()
 	if r.Msg.GetOffset() < p.taken {
 		data = data[min(int64(len(data)), p.taken-r.Msg.GetOffset()):]
@@ -419,10 +475,27 @@ func (h processes) CloseInput(ctx context.Context, r *connect.Request[pb.CloseIn
 	if err != nil {
 		return nil, err
 	}
+	if p.tty != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "process", "a terminal has no end of input").WithHint("Send the byte 4 (Ctrl-D)")
+	}
 	if p.stdin != nil {
 		_ = p.stdin.Close()
 	}
 	return connect.NewResponse(&pb.CloseInputResponse{}), nil
+}
+
+func (h processes) ResizeTTY(ctx context.Context, r *connect.Request[pb.ResizeTTYRequest]) (*connect.Response[pb.ResizeTTYResponse], error) {
+	p, err := h.proc(ctx, r.Msg.GetId(), r.Msg.GetNumber(), r)
+	if err != nil {
+		return nil, err
+	}
+	if p.tty == nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "process", "it has no terminal").WithHint("Start it with one")
+	}
+	if err := tty.SetSize(p.tty, characters(r.Msg.GetSize())); err != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "process", "%v", err)
+	}
+	return connect.NewResponse(&pb.ResizeTTYResponse{}), nil
 }
 
 func (h processes) Signal(ctx context.Context, r *connect.Request[pb.SignalRequest]) (*connect.Response[pb.SignalResponse], error) {

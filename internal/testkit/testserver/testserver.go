@@ -124,6 +124,7 @@ func (s *Server) startNode(cfg Config, dir string) error {
 	mux.Handle(nodev1connect.NewEdgeServiceHandler(s.edge, opts...))
 	mux.Handle(sandseav1connect.NewProcessServiceHandler(processes{e: s.edge}, opts...))
 	mux.Handle(sandseav1connect.NewFileServiceHandler(files{e: s.edge}, opts...))
+	mux.Handle(sandseav1connect.NewNetworkServiceHandler(networks{e: s.edge}, opts...))
 	s.serve(&http.Server{Handler: mux, ReadHeaderTimeout: limit}, ln)
 	s.undo = append(s.undo, s.edge.killAll)
 	return s.Edge.Register(context.Background())
@@ -131,7 +132,7 @@ func (s *Server) startNode(cfg Config, dir string) error {
 
 func (s *Server) startServer() error {
 	ctx, stop := context.WithCancelCause(context.Background())
-	pool := nodeclient.NewPool("")
+	pool := nodeclient.NewPool(nil)
 	var wg sync.WaitGroup
 	s.undo = append(s.undo, func() {
 		stop(nil)
@@ -169,6 +170,7 @@ func (s *Server) serve(srv *http.Server, ln net.Listener) {
 	s.undo = append(s.undo, func() {
 		_ = srv.Close()
 		wg.Wait()
+		_ = srv.Close() // what was accepted while it closed
 	})
 }
 
@@ -220,6 +222,7 @@ type edge struct {
 	mu    sync.Mutex
 	boxes map[string]*box                       // guarded by mu
 	links map[*context.CancelCauseFunc]struct{} // guarded by mu; streams that CutLinks breaks
+	logs  map[string]*flows                     // guarded by mu; flow logs
 }
 
 // box is what is inside one sandbox.

@@ -48,8 +48,10 @@ def test_a_huge_message_is_refused_before_it_is_read() -> None:
 def test_an_error_frame_raises_its_error() -> None:
     error = {"error": {"code": "not_found", "message": "sandbox s1: none here"}}
     data = json.dumps(error).encode()
+    frames = core.Frames()
+    assert frames.feed(core.envelope({"a": 1}) + struct.pack(">BI", 2, len(data)) + data) == [{"a": 1}]
     with pytest.raises(sandsea.NotFound, match="none here"):
-        core.Frames().feed(struct.pack(">BI", 2, len(data)) + data)
+        frames.finish()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_an_error_frame_raises_its_error() -> None:
         ({"kind": "invalid", "field": "limits.memory_bytes"}, errors.InvalidRequest),
     ],
 )
-def test_kinds_become_exceptions_by_fault(detail: dict[str, str], kind: type[Exception]) -> None:
+def test_kinds_become_exceptions_by_fault(detail: dict[str, str], kind: type[errors.SandseaError]) -> None:
     e = errors.from_connect(
         {"code": "unknown", "message": "m", "details": [{"type": "sandsea.v1.ErrorDetail", "debug": detail}]}
     )
@@ -99,6 +101,10 @@ def test_an_answer_that_is_no_json_is_still_an_error() -> None:
         core.answer(502, b"<html>bad gateway</html>")
     with pytest.raises(errors.Unauthenticated):
         core.answer(401, b"")
+    for body in (b"<html>please log in</html>", b"", b"[]", b"null"):
+        with pytest.raises(errors.PreconditionFailed, match="no Sandsea server"):
+            core.answer(200, body)
+    assert core.answer(200, b"{}") == {}
 
 
 def test_follow_collects_output_and_knows_where_to_resume() -> None:
@@ -144,6 +150,10 @@ def test_models_leave_defaults_out_and_keep_optional_zeros() -> None:
     assert (sb.created_at.microsecond, sb.epoch) == (123456, 3)
 
 
+def test_the_name_of_a_file_is_the_last_part_of_its_path() -> None:
+    assert [m.FileInfo(path=p).name for p in ("/a/b.txt", "c", "/d/", "/")] == ["b.txt", "c", "d", ""]
+
+
 def test_a_result_says_what_happened() -> None:
     from sandsea._result import make
 
@@ -181,6 +191,18 @@ def test_an_address_without_a_scheme_is_refused() -> None:
         core.Config.find("localhost:7070", "t", None)
 
 
+@pytest.mark.parametrize("token", ["canary\nX-Other: 1", "# mine\ncanary", "canary\u2026", "canary\x00"])
+def test_a_token_that_is_none_is_not_shown(token: str) -> None:
+    with pytest.raises(errors.Unauthenticated, match="SANDSEA_TOKEN_FILE") as e:
+        core.Config.find("http://h:1", token, None)
+    assert "canary" not in str(e.value)
+
+
+def test_a_token_may_end_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDSEA_TOKEN", "sst_x\r\n")
+    assert core.Config.find("http://h:1", None, None).token == "sst_x"
+
+
 def test_handles_pickle_without_the_token() -> None:
     c = sandsea.Client("http://127.0.0.1:1", token="secret")
     sb = c.sandbox("s7q3k2m5aw4xn6d2hr5tcabqe8v")
@@ -211,3 +233,7 @@ def test_the_paper_names_are_there() -> None:
     spec = args.spec().to_json()
     assert spec["limits"] == {"memory_bytes": 4096 << 20, "cpu_millis": 4000}
     assert spec["idle_ms"] == 300_000
+
+
+def test_time_limits_are_never_turned_into_none() -> None:
+    assert [core.milliseconds(t) for t in (None, 0, 0.0001, 1.5, -0.0001, -2)] == [0, 0, 1, 1500, -1, -2000]

@@ -637,8 +637,15 @@ static void walk(const char *seconds, char **what)
 	sigaction(SIGALRM, &sa, NULL);
 	marks = what;
 	walk_end = time(NULL) + atoi(seconds);
-	for (const char *const *dir = (const char *const[]){"/proc", "/sys", "/dev", NULL}; *dir != NULL; dir++)
-		note(*dir, "%s", nftw(*dir, visit, 64, FTW_PHYS) == 0 ? "done" : "stopped");
+	for (const char *const *dir = (const char *const[]){"/proc", "/sys", "/dev", NULL}; *dir != NULL; dir++) {
+		int stopped;
+
+		/* What goes away meanwhile, as a device of the machine's may, breaks a walk off. */
+		do
+			stopped = nftw(*dir, visit, 64, FTW_PHYS);
+		while (stopped != 0 && errno == ENOENT && time(NULL) < walk_end);
+		note(*dir, "%s", stopped == 0 ? "done" : "stopped");
+	}
 	note("walked", "%ld\t%ld", walked, opened);
 }
 

@@ -49,6 +49,8 @@ const (
 	EdgeServiceBuildProcedure = "/node.v1.EdgeService/Build"
 	// EdgeServiceUploadProcedure is the fully-qualified name of the EdgeService's Upload RPC.
 	EdgeServiceUploadProcedure = "/node.v1.EdgeService/Upload"
+	// EdgeServiceReadBlobProcedure is the fully-qualified name of the EdgeService's ReadBlob RPC.
+	EdgeServiceReadBlobProcedure = "/node.v1.EdgeService/ReadBlob"
 	// EdgeServiceCollectProcedure is the fully-qualified name of the EdgeService's Collect RPC.
 	EdgeServiceCollectProcedure = "/node.v1.EdgeService/Collect"
 )
@@ -59,13 +61,16 @@ type EdgeServiceClient interface {
 	Get(context.Context, *connect.Request[v1.GetRequest]) (*connect.Response[v1.GetResponse], error)
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 	ExtendTTL(context.Context, *connect.Request[v1.ExtendTTLRequest]) (*connect.Response[v1.ExtendTTLResponse], error)
-	// Roster answers the node's state and every sandbox it knows, and the number of the last transition.
+	// Roster answers the node's state, every sandbox it knows but for those that have ended and of which the store has the
+	// record, and the number of the last transition.
 	Roster(context.Context, *connect.Request[v1.RosterRequest]) (*connect.Response[v1.RosterResponse], error)
 	// Follow streams transitions after a number; OutOfRange says that they are gone: take the roster.
 	Follow(context.Context, *connect.Request[v1.FollowRequest]) (*connect.ServerStreamForClient[v1.FollowResponse], error)
 	// Build makes layers and puts them into the blob store; the server names them afterwards.
 	Build(context.Context, *connect.Request[v1.BuildRequest]) (*connect.ServerStreamForClient[v1.BuildResponse], error)
 	Upload(context.Context) *connect.ClientStreamForClient[v1.UploadRequest, v1.UploadResponse]
+	// ReadBlob streams a blob that this node has, for another node that lacks it.
+	ReadBlob(context.Context, *connect.Request[v1.ReadBlobRequest]) (*connect.ServerStreamForClient[v1.ReadBlobResponse], error)
 	// Collect removes blobs of layers that the request does not list and no sandbox uses.
 	Collect(context.Context, *connect.Request[v1.CollectRequest]) (*connect.Response[v1.CollectResponse], error)
 }
@@ -129,6 +134,12 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(edgeServiceMethods.ByName("Upload")),
 			connect.WithClientOptions(opts...),
 		),
+		readBlob: connect.NewClient[v1.ReadBlobRequest, v1.ReadBlobResponse](
+			httpClient,
+			baseURL+EdgeServiceReadBlobProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ReadBlob")),
+			connect.WithClientOptions(opts...),
+		),
 		collect: connect.NewClient[v1.CollectRequest, v1.CollectResponse](
 			httpClient,
 			baseURL+EdgeServiceCollectProcedure,
@@ -148,6 +159,7 @@ type edgeServiceClient struct {
 	follow    *connect.Client[v1.FollowRequest, v1.FollowResponse]
 	build     *connect.Client[v1.BuildRequest, v1.BuildResponse]
 	upload    *connect.Client[v1.UploadRequest, v1.UploadResponse]
+	readBlob  *connect.Client[v1.ReadBlobRequest, v1.ReadBlobResponse]
 	collect   *connect.Client[v1.CollectRequest, v1.CollectResponse]
 }
 
@@ -191,6 +203,11 @@ func (c *edgeServiceClient) Upload(ctx context.Context) *connect.ClientStreamFor
 	return c.upload.CallClientStream(ctx)
 }
 
+// ReadBlob calls node.v1.EdgeService.ReadBlob.
+func (c *edgeServiceClient) ReadBlob(ctx context.Context, req *connect.Request[v1.ReadBlobRequest]) (*connect.ServerStreamForClient[v1.ReadBlobResponse], error) {
+	return c.readBlob.CallServerStream(ctx, req)
+}
+
 // Collect calls node.v1.EdgeService.Collect.
 func (c *edgeServiceClient) Collect(ctx context.Context, req *connect.Request[v1.CollectRequest]) (*connect.Response[v1.CollectResponse], error) {
 	return c.collect.CallUnary(ctx, req)
@@ -202,13 +219,16 @@ type EdgeServiceHandler interface {
 	Get(context.Context, *connect.Request[v1.GetRequest]) (*connect.Response[v1.GetResponse], error)
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 	ExtendTTL(context.Context, *connect.Request[v1.ExtendTTLRequest]) (*connect.Response[v1.ExtendTTLResponse], error)
-	// Roster answers the node's state and every sandbox it knows, and the number of the last transition.
+	// Roster answers the node's state, every sandbox it knows but for those that have ended and of which the store has the
+	// record, and the number of the last transition.
 	Roster(context.Context, *connect.Request[v1.RosterRequest]) (*connect.Response[v1.RosterResponse], error)
 	// Follow streams transitions after a number; OutOfRange says that they are gone: take the roster.
 	Follow(context.Context, *connect.Request[v1.FollowRequest], *connect.ServerStream[v1.FollowResponse]) error
 	// Build makes layers and puts them into the blob store; the server names them afterwards.
 	Build(context.Context, *connect.Request[v1.BuildRequest], *connect.ServerStream[v1.BuildResponse]) error
 	Upload(context.Context, *connect.ClientStream[v1.UploadRequest]) (*connect.Response[v1.UploadResponse], error)
+	// ReadBlob streams a blob that this node has, for another node that lacks it.
+	ReadBlob(context.Context, *connect.Request[v1.ReadBlobRequest], *connect.ServerStream[v1.ReadBlobResponse]) error
 	// Collect removes blobs of layers that the request does not list and no sandbox uses.
 	Collect(context.Context, *connect.Request[v1.CollectRequest]) (*connect.Response[v1.CollectResponse], error)
 }
@@ -268,6 +288,12 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(edgeServiceMethods.ByName("Upload")),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceReadBlobHandler := connect.NewServerStreamHandler(
+		EdgeServiceReadBlobProcedure,
+		svc.ReadBlob,
+		connect.WithSchema(edgeServiceMethods.ByName("ReadBlob")),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceCollectHandler := connect.NewUnaryHandler(
 		EdgeServiceCollectProcedure,
 		svc.Collect,
@@ -292,6 +318,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceBuildHandler.ServeHTTP(w, r)
 		case EdgeServiceUploadProcedure:
 			edgeServiceUploadHandler.ServeHTTP(w, r)
+		case EdgeServiceReadBlobProcedure:
+			edgeServiceReadBlobHandler.ServeHTTP(w, r)
 		case EdgeServiceCollectProcedure:
 			edgeServiceCollectHandler.ServeHTTP(w, r)
 		default:
@@ -333,6 +361,10 @@ func (UnimplementedEdgeServiceHandler) Build(context.Context, *connect.Request[v
 
 func (UnimplementedEdgeServiceHandler) Upload(context.Context, *connect.ClientStream[v1.UploadRequest]) (*connect.Response[v1.UploadResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.EdgeService.Upload is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ReadBlob(context.Context, *connect.Request[v1.ReadBlobRequest], *connect.ServerStream[v1.ReadBlobResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.EdgeService.ReadBlob is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) Collect(context.Context, *connect.Request[v1.CollectRequest]) (*connect.Response[v1.CollectResponse], error) {

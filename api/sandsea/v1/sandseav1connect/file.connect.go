@@ -51,6 +51,16 @@ const (
 	FileServiceUploadTarProcedure = "/sandsea.v1.FileService/UploadTar"
 	// FileServiceDownloadTarProcedure is the fully-qualified name of the FileService's DownloadTar RPC.
 	FileServiceDownloadTarProcedure = "/sandsea.v1.FileService/DownloadTar"
+	// FileServiceReadBatchProcedure is the fully-qualified name of the FileService's ReadBatch RPC.
+	FileServiceReadBatchProcedure = "/sandsea.v1.FileService/ReadBatch"
+	// FileServiceWriteBatchProcedure is the fully-qualified name of the FileService's WriteBatch RPC.
+	FileServiceWriteBatchProcedure = "/sandsea.v1.FileService/WriteBatch"
+	// FileServiceChangeProcedure is the fully-qualified name of the FileService's Change RPC.
+	FileServiceChangeProcedure = "/sandsea.v1.FileService/Change"
+	// FileServiceMakeLinkProcedure is the fully-qualified name of the FileService's MakeLink RPC.
+	FileServiceMakeLinkProcedure = "/sandsea.v1.FileService/MakeLink"
+	// FileServiceWatchProcedure is the fully-qualified name of the FileService's Watch RPC.
+	FileServiceWatchProcedure = "/sandsea.v1.FileService/Watch"
 )
 
 // FileServiceClient is a client for the sandsea.v1.FileService service.
@@ -67,6 +77,17 @@ type FileServiceClient interface {
 	UploadTar(context.Context) *connect.ClientStreamForClient[v1.UploadTarRequest, v1.UploadTarResponse]
 	// DownloadTar packs a file or a tree. Devices, sockets and pipes are left out and listed.
 	DownloadTar(context.Context, *connect.Request[v1.DownloadTarRequest]) (*connect.ServerStreamForClient[v1.DownloadTarResponse], error)
+	// ReadBatch reads small files whole: one result per path, in order.
+	ReadBatch(context.Context, *connect.Request[v1.ReadBatchRequest]) (*connect.Response[v1.ReadBatchResponse], error)
+	// WriteBatch writes small files: one result per file, in order; one that fails does not stop the others.
+	WriteBatch(context.Context, *connect.Request[v1.WriteBatchRequest]) (*connect.Response[v1.WriteBatchResponse], error)
+	// Change sets mode, owner and time of a file.
+	Change(context.Context, *connect.Request[v1.ChangeFileRequest]) (*connect.Response[v1.ChangeFileResponse], error)
+	// MakeLink makes a symbolic link.
+	MakeLink(context.Context, *connect.Request[v1.MakeLinkRequest]) (*connect.Response[v1.MakeLinkResponse], error)
+	// Watch streams what changes below a path. What a directory holds when it appears is told like anything that
+	// appears, so nothing is missed in one that is made and filled at once.
+	Watch(context.Context, *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error)
 }
 
 // NewFileServiceClient constructs a client for the sandsea.v1.FileService service. By default, it
@@ -134,6 +155,36 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(fileServiceMethods.ByName("DownloadTar")),
 			connect.WithClientOptions(opts...),
 		),
+		readBatch: connect.NewClient[v1.ReadBatchRequest, v1.ReadBatchResponse](
+			httpClient,
+			baseURL+FileServiceReadBatchProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("ReadBatch")),
+			connect.WithClientOptions(opts...),
+		),
+		writeBatch: connect.NewClient[v1.WriteBatchRequest, v1.WriteBatchResponse](
+			httpClient,
+			baseURL+FileServiceWriteBatchProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("WriteBatch")),
+			connect.WithClientOptions(opts...),
+		),
+		change: connect.NewClient[v1.ChangeFileRequest, v1.ChangeFileResponse](
+			httpClient,
+			baseURL+FileServiceChangeProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("Change")),
+			connect.WithClientOptions(opts...),
+		),
+		makeLink: connect.NewClient[v1.MakeLinkRequest, v1.MakeLinkResponse](
+			httpClient,
+			baseURL+FileServiceMakeLinkProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("MakeLink")),
+			connect.WithClientOptions(opts...),
+		),
+		watch: connect.NewClient[v1.WatchFilesRequest, v1.WatchFilesResponse](
+			httpClient,
+			baseURL+FileServiceWatchProcedure,
+			connect.WithSchema(fileServiceMethods.ByName("Watch")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -148,6 +199,11 @@ type fileServiceClient struct {
 	remove      *connect.Client[v1.RemoveFileRequest, v1.RemoveFileResponse]
 	uploadTar   *connect.Client[v1.UploadTarRequest, v1.UploadTarResponse]
 	downloadTar *connect.Client[v1.DownloadTarRequest, v1.DownloadTarResponse]
+	readBatch   *connect.Client[v1.ReadBatchRequest, v1.ReadBatchResponse]
+	writeBatch  *connect.Client[v1.WriteBatchRequest, v1.WriteBatchResponse]
+	change      *connect.Client[v1.ChangeFileRequest, v1.ChangeFileResponse]
+	makeLink    *connect.Client[v1.MakeLinkRequest, v1.MakeLinkResponse]
+	watch       *connect.Client[v1.WatchFilesRequest, v1.WatchFilesResponse]
 }
 
 // Read calls sandsea.v1.FileService.Read.
@@ -195,6 +251,31 @@ func (c *fileServiceClient) DownloadTar(ctx context.Context, req *connect.Reques
 	return c.downloadTar.CallServerStream(ctx, req)
 }
 
+// ReadBatch calls sandsea.v1.FileService.ReadBatch.
+func (c *fileServiceClient) ReadBatch(ctx context.Context, req *connect.Request[v1.ReadBatchRequest]) (*connect.Response[v1.ReadBatchResponse], error) {
+	return c.readBatch.CallUnary(ctx, req)
+}
+
+// WriteBatch calls sandsea.v1.FileService.WriteBatch.
+func (c *fileServiceClient) WriteBatch(ctx context.Context, req *connect.Request[v1.WriteBatchRequest]) (*connect.Response[v1.WriteBatchResponse], error) {
+	return c.writeBatch.CallUnary(ctx, req)
+}
+
+// Change calls sandsea.v1.FileService.Change.
+func (c *fileServiceClient) Change(ctx context.Context, req *connect.Request[v1.ChangeFileRequest]) (*connect.Response[v1.ChangeFileResponse], error) {
+	return c.change.CallUnary(ctx, req)
+}
+
+// MakeLink calls sandsea.v1.FileService.MakeLink.
+func (c *fileServiceClient) MakeLink(ctx context.Context, req *connect.Request[v1.MakeLinkRequest]) (*connect.Response[v1.MakeLinkResponse], error) {
+	return c.makeLink.CallUnary(ctx, req)
+}
+
+// Watch calls sandsea.v1.FileService.Watch.
+func (c *fileServiceClient) Watch(ctx context.Context, req *connect.Request[v1.WatchFilesRequest]) (*connect.ServerStreamForClient[v1.WatchFilesResponse], error) {
+	return c.watch.CallServerStream(ctx, req)
+}
+
 // FileServiceHandler is an implementation of the sandsea.v1.FileService service.
 type FileServiceHandler interface {
 	Read(context.Context, *connect.Request[v1.ReadFileRequest], *connect.ServerStream[v1.ReadFileResponse]) error
@@ -209,6 +290,17 @@ type FileServiceHandler interface {
 	UploadTar(context.Context, *connect.ClientStream[v1.UploadTarRequest]) (*connect.Response[v1.UploadTarResponse], error)
 	// DownloadTar packs a file or a tree. Devices, sockets and pipes are left out and listed.
 	DownloadTar(context.Context, *connect.Request[v1.DownloadTarRequest], *connect.ServerStream[v1.DownloadTarResponse]) error
+	// ReadBatch reads small files whole: one result per path, in order.
+	ReadBatch(context.Context, *connect.Request[v1.ReadBatchRequest]) (*connect.Response[v1.ReadBatchResponse], error)
+	// WriteBatch writes small files: one result per file, in order; one that fails does not stop the others.
+	WriteBatch(context.Context, *connect.Request[v1.WriteBatchRequest]) (*connect.Response[v1.WriteBatchResponse], error)
+	// Change sets mode, owner and time of a file.
+	Change(context.Context, *connect.Request[v1.ChangeFileRequest]) (*connect.Response[v1.ChangeFileResponse], error)
+	// MakeLink makes a symbolic link.
+	MakeLink(context.Context, *connect.Request[v1.MakeLinkRequest]) (*connect.Response[v1.MakeLinkResponse], error)
+	// Watch streams what changes below a path. What a directory holds when it appears is told like anything that
+	// appears, so nothing is missed in one that is made and filled at once.
+	Watch(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error
 }
 
 // NewFileServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -272,6 +364,36 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(fileServiceMethods.ByName("DownloadTar")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fileServiceReadBatchHandler := connect.NewUnaryHandler(
+		FileServiceReadBatchProcedure,
+		svc.ReadBatch,
+		connect.WithSchema(fileServiceMethods.ByName("ReadBatch")),
+		connect.WithHandlerOptions(opts...),
+	)
+	fileServiceWriteBatchHandler := connect.NewUnaryHandler(
+		FileServiceWriteBatchProcedure,
+		svc.WriteBatch,
+		connect.WithSchema(fileServiceMethods.ByName("WriteBatch")),
+		connect.WithHandlerOptions(opts...),
+	)
+	fileServiceChangeHandler := connect.NewUnaryHandler(
+		FileServiceChangeProcedure,
+		svc.Change,
+		connect.WithSchema(fileServiceMethods.ByName("Change")),
+		connect.WithHandlerOptions(opts...),
+	)
+	fileServiceMakeLinkHandler := connect.NewUnaryHandler(
+		FileServiceMakeLinkProcedure,
+		svc.MakeLink,
+		connect.WithSchema(fileServiceMethods.ByName("MakeLink")),
+		connect.WithHandlerOptions(opts...),
+	)
+	fileServiceWatchHandler := connect.NewServerStreamHandler(
+		FileServiceWatchProcedure,
+		svc.Watch,
+		connect.WithSchema(fileServiceMethods.ByName("Watch")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/sandsea.v1.FileService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case FileServiceReadProcedure:
@@ -292,6 +414,16 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 			fileServiceUploadTarHandler.ServeHTTP(w, r)
 		case FileServiceDownloadTarProcedure:
 			fileServiceDownloadTarHandler.ServeHTTP(w, r)
+		case FileServiceReadBatchProcedure:
+			fileServiceReadBatchHandler.ServeHTTP(w, r)
+		case FileServiceWriteBatchProcedure:
+			fileServiceWriteBatchHandler.ServeHTTP(w, r)
+		case FileServiceChangeProcedure:
+			fileServiceChangeHandler.ServeHTTP(w, r)
+		case FileServiceMakeLinkProcedure:
+			fileServiceMakeLinkHandler.ServeHTTP(w, r)
+		case FileServiceWatchProcedure:
+			fileServiceWatchHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -335,4 +467,24 @@ func (UnimplementedFileServiceHandler) UploadTar(context.Context, *connect.Clien
 
 func (UnimplementedFileServiceHandler) DownloadTar(context.Context, *connect.Request[v1.DownloadTarRequest], *connect.ServerStream[v1.DownloadTarResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.DownloadTar is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) ReadBatch(context.Context, *connect.Request[v1.ReadBatchRequest]) (*connect.Response[v1.ReadBatchResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.ReadBatch is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) WriteBatch(context.Context, *connect.Request[v1.WriteBatchRequest]) (*connect.Response[v1.WriteBatchResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.WriteBatch is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) Change(context.Context, *connect.Request[v1.ChangeFileRequest]) (*connect.Response[v1.ChangeFileResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.Change is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) MakeLink(context.Context, *connect.Request[v1.MakeLinkRequest]) (*connect.Response[v1.MakeLinkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.MakeLink is not implemented"))
+}
+
+func (UnimplementedFileServiceHandler) Watch(context.Context, *connect.Request[v1.WatchFilesRequest], *connect.ServerStream[v1.WatchFilesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.FileService.Watch is not implemented"))
 }

@@ -47,8 +47,20 @@ const (
 	ProcessServiceCloseInputProcedure = "/sandsea.v1.ProcessService/CloseInput"
 	// ProcessServiceSignalProcedure is the fully-qualified name of the ProcessService's Signal RPC.
 	ProcessServiceSignalProcedure = "/sandsea.v1.ProcessService/Signal"
+	// ProcessServiceResizeTTYProcedure is the fully-qualified name of the ProcessService's ResizeTTY
+	// RPC.
+	ProcessServiceResizeTTYProcedure = "/sandsea.v1.ProcessService/ResizeTTY"
 	// ProcessServiceListProcedure is the fully-qualified name of the ProcessService's List RPC.
 	ProcessServiceListProcedure = "/sandsea.v1.ProcessService/List"
+	// ProcessServiceOpenShellProcedure is the fully-qualified name of the ProcessService's OpenShell
+	// RPC.
+	ProcessServiceOpenShellProcedure = "/sandsea.v1.ProcessService/OpenShell"
+	// ProcessServiceRunInShellProcedure is the fully-qualified name of the ProcessService's RunInShell
+	// RPC.
+	ProcessServiceRunInShellProcedure = "/sandsea.v1.ProcessService/RunInShell"
+	// ProcessServiceCloseShellProcedure is the fully-qualified name of the ProcessService's CloseShell
+	// RPC.
+	ProcessServiceCloseShellProcedure = "/sandsea.v1.ProcessService/CloseShell"
 )
 
 // ProcessServiceClient is a client for the sandsea.v1.ProcessService service.
@@ -62,8 +74,17 @@ type ProcessServiceClient interface {
 	SendInput(context.Context, *connect.Request[v1.SendInputRequest]) (*connect.Response[v1.SendInputResponse], error)
 	CloseInput(context.Context, *connect.Request[v1.CloseInputRequest]) (*connect.Response[v1.CloseInputResponse], error)
 	Signal(context.Context, *connect.Request[v1.SignalRequest]) (*connect.Response[v1.SignalResponse], error)
+	// ResizeTTY sets the size of a process's terminal; its foreground group gets SIGWINCH. The last call wins.
+	ResizeTTY(context.Context, *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error)
 	// List shows the processes that were started by calls, ended ones too.
 	List(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	// OpenShell opens a shell session: working directory, variables, functions and options are kept from command to
+	// command, each of which is a process of its own. Ten sessions of one sandbox do not see each other.
+	OpenShell(context.Context, *connect.Request[v1.OpenShellRequest]) (*connect.Response[v1.OpenShellResponse], error)
+	// RunInShell runs a piece of shell script in a session and waits for its end; calls for one session take turns.
+	RunInShell(context.Context, *connect.Request[v1.RunInShellRequest]) (*connect.Response[v1.RunInShellResponse], error)
+	// CloseShell forgets a session and kills the command that runs in it. Idempotent.
+	CloseShell(context.Context, *connect.Request[v1.CloseShellRequest]) (*connect.Response[v1.CloseShellResponse], error)
 }
 
 // NewProcessServiceClient constructs a client for the sandsea.v1.ProcessService service. By
@@ -113,10 +134,34 @@ func NewProcessServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(processServiceMethods.ByName("Signal")),
 			connect.WithClientOptions(opts...),
 		),
+		resizeTTY: connect.NewClient[v1.ResizeTTYRequest, v1.ResizeTTYResponse](
+			httpClient,
+			baseURL+ProcessServiceResizeTTYProcedure,
+			connect.WithSchema(processServiceMethods.ByName("ResizeTTY")),
+			connect.WithClientOptions(opts...),
+		),
 		list: connect.NewClient[v1.ListProcessesRequest, v1.ListProcessesResponse](
 			httpClient,
 			baseURL+ProcessServiceListProcedure,
 			connect.WithSchema(processServiceMethods.ByName("List")),
+			connect.WithClientOptions(opts...),
+		),
+		openShell: connect.NewClient[v1.OpenShellRequest, v1.OpenShellResponse](
+			httpClient,
+			baseURL+ProcessServiceOpenShellProcedure,
+			connect.WithSchema(processServiceMethods.ByName("OpenShell")),
+			connect.WithClientOptions(opts...),
+		),
+		runInShell: connect.NewClient[v1.RunInShellRequest, v1.RunInShellResponse](
+			httpClient,
+			baseURL+ProcessServiceRunInShellProcedure,
+			connect.WithSchema(processServiceMethods.ByName("RunInShell")),
+			connect.WithClientOptions(opts...),
+		),
+		closeShell: connect.NewClient[v1.CloseShellRequest, v1.CloseShellResponse](
+			httpClient,
+			baseURL+ProcessServiceCloseShellProcedure,
+			connect.WithSchema(processServiceMethods.ByName("CloseShell")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -130,7 +175,11 @@ type processServiceClient struct {
 	sendInput  *connect.Client[v1.SendInputRequest, v1.SendInputResponse]
 	closeInput *connect.Client[v1.CloseInputRequest, v1.CloseInputResponse]
 	signal     *connect.Client[v1.SignalRequest, v1.SignalResponse]
+	resizeTTY  *connect.Client[v1.ResizeTTYRequest, v1.ResizeTTYResponse]
 	list       *connect.Client[v1.ListProcessesRequest, v1.ListProcessesResponse]
+	openShell  *connect.Client[v1.OpenShellRequest, v1.OpenShellResponse]
+	runInShell *connect.Client[v1.RunInShellRequest, v1.RunInShellResponse]
+	closeShell *connect.Client[v1.CloseShellRequest, v1.CloseShellResponse]
 }
 
 // Run calls sandsea.v1.ProcessService.Run.
@@ -163,9 +212,29 @@ func (c *processServiceClient) Signal(ctx context.Context, req *connect.Request[
 	return c.signal.CallUnary(ctx, req)
 }
 
+// ResizeTTY calls sandsea.v1.ProcessService.ResizeTTY.
+func (c *processServiceClient) ResizeTTY(ctx context.Context, req *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error) {
+	return c.resizeTTY.CallUnary(ctx, req)
+}
+
 // List calls sandsea.v1.ProcessService.List.
 func (c *processServiceClient) List(ctx context.Context, req *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
 	return c.list.CallUnary(ctx, req)
+}
+
+// OpenShell calls sandsea.v1.ProcessService.OpenShell.
+func (c *processServiceClient) OpenShell(ctx context.Context, req *connect.Request[v1.OpenShellRequest]) (*connect.Response[v1.OpenShellResponse], error) {
+	return c.openShell.CallUnary(ctx, req)
+}
+
+// RunInShell calls sandsea.v1.ProcessService.RunInShell.
+func (c *processServiceClient) RunInShell(ctx context.Context, req *connect.Request[v1.RunInShellRequest]) (*connect.Response[v1.RunInShellResponse], error) {
+	return c.runInShell.CallUnary(ctx, req)
+}
+
+// CloseShell calls sandsea.v1.ProcessService.CloseShell.
+func (c *processServiceClient) CloseShell(ctx context.Context, req *connect.Request[v1.CloseShellRequest]) (*connect.Response[v1.CloseShellResponse], error) {
+	return c.closeShell.CallUnary(ctx, req)
 }
 
 // ProcessServiceHandler is an implementation of the sandsea.v1.ProcessService service.
@@ -179,8 +248,17 @@ type ProcessServiceHandler interface {
 	SendInput(context.Context, *connect.Request[v1.SendInputRequest]) (*connect.Response[v1.SendInputResponse], error)
 	CloseInput(context.Context, *connect.Request[v1.CloseInputRequest]) (*connect.Response[v1.CloseInputResponse], error)
 	Signal(context.Context, *connect.Request[v1.SignalRequest]) (*connect.Response[v1.SignalResponse], error)
+	// ResizeTTY sets the size of a process's terminal; its foreground group gets SIGWINCH. The last call wins.
+	ResizeTTY(context.Context, *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error)
 	// List shows the processes that were started by calls, ended ones too.
 	List(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
+	// OpenShell opens a shell session: working directory, variables, functions and options are kept from command to
+	// command, each of which is a process of its own. Ten sessions of one sandbox do not see each other.
+	OpenShell(context.Context, *connect.Request[v1.OpenShellRequest]) (*connect.Response[v1.OpenShellResponse], error)
+	// RunInShell runs a piece of shell script in a session and waits for its end; calls for one session take turns.
+	RunInShell(context.Context, *connect.Request[v1.RunInShellRequest]) (*connect.Response[v1.RunInShellResponse], error)
+	// CloseShell forgets a session and kills the command that runs in it. Idempotent.
+	CloseShell(context.Context, *connect.Request[v1.CloseShellRequest]) (*connect.Response[v1.CloseShellResponse], error)
 }
 
 // NewProcessServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -226,10 +304,34 @@ func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.Handler
 		connect.WithSchema(processServiceMethods.ByName("Signal")),
 		connect.WithHandlerOptions(opts...),
 	)
+	processServiceResizeTTYHandler := connect.NewUnaryHandler(
+		ProcessServiceResizeTTYProcedure,
+		svc.ResizeTTY,
+		connect.WithSchema(processServiceMethods.ByName("ResizeTTY")),
+		connect.WithHandlerOptions(opts...),
+	)
 	processServiceListHandler := connect.NewUnaryHandler(
 		ProcessServiceListProcedure,
 		svc.List,
 		connect.WithSchema(processServiceMethods.ByName("List")),
+		connect.WithHandlerOptions(opts...),
+	)
+	processServiceOpenShellHandler := connect.NewUnaryHandler(
+		ProcessServiceOpenShellProcedure,
+		svc.OpenShell,
+		connect.WithSchema(processServiceMethods.ByName("OpenShell")),
+		connect.WithHandlerOptions(opts...),
+	)
+	processServiceRunInShellHandler := connect.NewUnaryHandler(
+		ProcessServiceRunInShellProcedure,
+		svc.RunInShell,
+		connect.WithSchema(processServiceMethods.ByName("RunInShell")),
+		connect.WithHandlerOptions(opts...),
+	)
+	processServiceCloseShellHandler := connect.NewUnaryHandler(
+		ProcessServiceCloseShellProcedure,
+		svc.CloseShell,
+		connect.WithSchema(processServiceMethods.ByName("CloseShell")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/sandsea.v1.ProcessService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -246,8 +348,16 @@ func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.Handler
 			processServiceCloseInputHandler.ServeHTTP(w, r)
 		case ProcessServiceSignalProcedure:
 			processServiceSignalHandler.ServeHTTP(w, r)
+		case ProcessServiceResizeTTYProcedure:
+			processServiceResizeTTYHandler.ServeHTTP(w, r)
 		case ProcessServiceListProcedure:
 			processServiceListHandler.ServeHTTP(w, r)
+		case ProcessServiceOpenShellProcedure:
+			processServiceOpenShellHandler.ServeHTTP(w, r)
+		case ProcessServiceRunInShellProcedure:
+			processServiceRunInShellHandler.ServeHTTP(w, r)
+		case ProcessServiceCloseShellProcedure:
+			processServiceCloseShellHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -281,6 +391,22 @@ func (UnimplementedProcessServiceHandler) Signal(context.Context, *connect.Reque
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.Signal is not implemented"))
 }
 
+func (UnimplementedProcessServiceHandler) ResizeTTY(context.Context, *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.ResizeTTY is not implemented"))
+}
+
 func (UnimplementedProcessServiceHandler) List(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.List is not implemented"))
+}
+
+func (UnimplementedProcessServiceHandler) OpenShell(context.Context, *connect.Request[v1.OpenShellRequest]) (*connect.Response[v1.OpenShellResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.OpenShell is not implemented"))
+}
+
+func (UnimplementedProcessServiceHandler) RunInShell(context.Context, *connect.Request[v1.RunInShellRequest]) (*connect.Response[v1.RunInShellResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.RunInShell is not implemented"))
+}
+
+func (UnimplementedProcessServiceHandler) CloseShell(context.Context, *connect.Request[v1.CloseShellRequest]) (*connect.Response[v1.CloseShellResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.ProcessService.CloseShell is not implemented"))
 }

@@ -51,6 +51,9 @@ const (
 	// SandboxServiceExtendTTLProcedure is the fully-qualified name of the SandboxService's ExtendTTL
 	// RPC.
 	SandboxServiceExtendTTLProcedure = "/sandsea.v1.SandboxService/ExtendTTL"
+	// SandboxServiceCapabilitiesProcedure is the fully-qualified name of the SandboxService's
+	// Capabilities RPC.
+	SandboxServiceCapabilitiesProcedure = "/sandsea.v1.SandboxService/Capabilities"
 )
 
 // SandboxServiceClient is a client for the sandsea.v1.SandboxService service.
@@ -71,6 +74,8 @@ type SandboxServiceClient interface {
 	StopMany(context.Context, *connect.Request[v1.StopManyRequest]) (*connect.ServerStreamForClient[v1.StopManyResponse], error)
 	// ExtendTTL moves the hard end of a sandbox.
 	ExtendTTL(context.Context, *connect.Request[v1.ExtendTTLRequest]) (*connect.Response[v1.ExtendTTLResponse], error)
+	// Capabilities says what sandboxes of a backend and class can do. The same for all callers until nodes change: cache it.
+	Capabilities(context.Context, *connect.Request[v1.CapabilitiesRequest]) (*connect.Response[v1.CapabilitiesResponse], error)
 }
 
 // NewSandboxServiceClient constructs a client for the sandsea.v1.SandboxService service. By
@@ -132,19 +137,26 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("ExtendTTL")),
 			connect.WithClientOptions(opts...),
 		),
+		capabilities: connect.NewClient[v1.CapabilitiesRequest, v1.CapabilitiesResponse](
+			httpClient,
+			baseURL+SandboxServiceCapabilitiesProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("Capabilities")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // sandboxServiceClient implements SandboxServiceClient.
 type sandboxServiceClient struct {
-	create      *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
-	createBatch *connect.Client[v1.CreateBatchRequest, v1.CreateBatchResponse]
-	get         *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
-	list        *connect.Client[v1.ListSandboxesRequest, v1.ListSandboxesResponse]
-	watch       *connect.Client[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]
-	stop        *connect.Client[v1.StopSandboxRequest, v1.StopSandboxResponse]
-	stopMany    *connect.Client[v1.StopManyRequest, v1.StopManyResponse]
-	extendTTL   *connect.Client[v1.ExtendTTLRequest, v1.ExtendTTLResponse]
+	create       *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
+	createBatch  *connect.Client[v1.CreateBatchRequest, v1.CreateBatchResponse]
+	get          *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
+	list         *connect.Client[v1.ListSandboxesRequest, v1.ListSandboxesResponse]
+	watch        *connect.Client[v1.WatchSandboxesRequest, v1.WatchSandboxesResponse]
+	stop         *connect.Client[v1.StopSandboxRequest, v1.StopSandboxResponse]
+	stopMany     *connect.Client[v1.StopManyRequest, v1.StopManyResponse]
+	extendTTL    *connect.Client[v1.ExtendTTLRequest, v1.ExtendTTLResponse]
+	capabilities *connect.Client[v1.CapabilitiesRequest, v1.CapabilitiesResponse]
 }
 
 // Create calls sandsea.v1.SandboxService.Create.
@@ -187,6 +199,11 @@ func (c *sandboxServiceClient) ExtendTTL(ctx context.Context, req *connect.Reque
 	return c.extendTTL.CallUnary(ctx, req)
 }
 
+// Capabilities calls sandsea.v1.SandboxService.Capabilities.
+func (c *sandboxServiceClient) Capabilities(ctx context.Context, req *connect.Request[v1.CapabilitiesRequest]) (*connect.Response[v1.CapabilitiesResponse], error) {
+	return c.capabilities.CallUnary(ctx, req)
+}
+
 // SandboxServiceHandler is an implementation of the sandsea.v1.SandboxService service.
 type SandboxServiceHandler interface {
 	// Create answers when commands and files work, or with an error and nothing left behind. Idempotent by key.
@@ -205,6 +222,8 @@ type SandboxServiceHandler interface {
 	StopMany(context.Context, *connect.Request[v1.StopManyRequest], *connect.ServerStream[v1.StopManyResponse]) error
 	// ExtendTTL moves the hard end of a sandbox.
 	ExtendTTL(context.Context, *connect.Request[v1.ExtendTTLRequest]) (*connect.Response[v1.ExtendTTLResponse], error)
+	// Capabilities says what sandboxes of a backend and class can do. The same for all callers until nodes change: cache it.
+	Capabilities(context.Context, *connect.Request[v1.CapabilitiesRequest]) (*connect.Response[v1.CapabilitiesResponse], error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -262,6 +281,12 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("ExtendTTL")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServiceCapabilitiesHandler := connect.NewUnaryHandler(
+		SandboxServiceCapabilitiesProcedure,
+		svc.Capabilities,
+		connect.WithSchema(sandboxServiceMethods.ByName("Capabilities")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/sandsea.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxServiceCreateProcedure:
@@ -280,6 +305,8 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceStopManyHandler.ServeHTTP(w, r)
 		case SandboxServiceExtendTTLProcedure:
 			sandboxServiceExtendTTLHandler.ServeHTTP(w, r)
+		case SandboxServiceCapabilitiesProcedure:
+			sandboxServiceCapabilitiesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -319,4 +346,8 @@ func (UnimplementedSandboxServiceHandler) StopMany(context.Context, *connect.Req
 
 func (UnimplementedSandboxServiceHandler) ExtendTTL(context.Context, *connect.Request[v1.ExtendTTLRequest]) (*connect.Response[v1.ExtendTTLResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.SandboxService.ExtendTTL is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) Capabilities(context.Context, *connect.Request[v1.CapabilitiesRequest]) (*connect.Response[v1.CapabilitiesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("sandsea.v1.SandboxService.Capabilities is not implemented"))
 }

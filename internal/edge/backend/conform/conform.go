@@ -20,6 +20,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/layers/plan"
 	"github.com/sandsea/sandsea/internal/linux/pipe"
+	"github.com/sandsea/sandsea/internal/policy"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -37,6 +38,8 @@ type Fixture struct {
 	Tree []string
 	// KillInit ends PID 1 of a sandbox by SIGKILL from outside; nil: not possible here.
 	KillInit func(t *testing.T, id sandbox.ID)
+	// Gate is there: a plan may ask for a network.
+	Gate bool
 	// Limits of the sandboxes; zero takes small ones.
 	Limits sandbox.Limits
 }
@@ -52,6 +55,7 @@ func Run(t *testing.T, make func(t *testing.T) Fixture) {
 		{"a started sandbox runs commands and tells how they ended", testCommands},
 		{"a command that cannot start is told by errno", testStartErrors},
 		{"a start whose caller is gone leaves nothing", testCancelledStart},
+		{"a link is handed out while its sandbox is made, and dies with it", testLinked},
 		{"stop leaves nothing and may be repeated", testStop},
 		{"stop gives commands the grace to end", testGrace},
 		{"recover finds the sandbox, its commands and their ends", testRecover},
@@ -63,6 +67,7 @@ func Run(t *testing.T, make func(t *testing.T) Fixture) {
 		{"starts at once do not disturb each other", testConcurrentStarts},
 		{"the end of PID 1 is seen", testInitKilled},
 		{"usage and limits can be read and set", testUsage},
+		{"a command runs on a terminal, across edges", testTerminal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := make(t)
@@ -104,10 +109,14 @@ func newID(t *testing.T) sandbox.ID {
 	return id
 }
 
+func (s *suite) spec(id sandbox.ID) backend.Spec {
+	return backend.Spec{ID: id, Plan: s.Plan, Limits: s.Limits, Hard: time.Now().Add(time.Hour)}
+}
+
 func (s *suite) start(t *testing.T) (sandbox.ID, backend.Instance) {
 	t.Helper()
 	id := newID(t)
-	inst, err := s.b.Start(t.Context(), id, s.Plan, s.Limits, time.Now().Add(time.Hour))
+	inst, err := s.b.Start(t.Context(), s.spec(id))
 	if err != nil {
 		t.Fatalf("Start: %v", err)
 	}
@@ -266,9 +275,54 @@ func testStartErrors(t *testing.T, s *suite) {
 func testCancelledStart(t *testing.T, s *suite) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the caller is gone"))
-	if inst, err := s.b.Start(ctx, newID(t), s.Plan, s.Limits, time.Now().Add(time.Hour)); err == nil {
+	if inst, err := s.b.Start(ctx, s.spec(newID(t))); err == nil {
 		stop(t, inst)
 		t.Fatal("Start succeeded for a caller who is gone")
+	}
+	if left := s.Left(t); len(left) > 0 {
+		t.Fatalf("left behind: %q", left)
+	}
+}
+
+func testLinked(t *testing.T, s *suite) {
+	told := make(chan backend.Link, 2)
+	spec := s.spec(newID(t))
+	spec.Linked = func(l backend.Link) { told <- l }
+	start := func() backend.Instance {
+		inst, err := s.b.Start(t.Context(), spec)
+		if err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+		return inst
+	}
+	stop(t, start())
+	if len(told) > 0 {
+		t.Error("a sandbox without network has a link")
+	}
+	spec.ID, spec.Plan.Network = newID(t), true
+	if !s.Gate {
+		if inst, err := s.b.Start(t.Context(), spec); !errors.Is(err, errdefs.FailedPrecondition) {
+			if err == nil {
+				stop(t, inst)
+			}
+			t.Errorf("a network without a gate: %v", err)
+		}
+		return
+	}
+	inst := start()
+	if len(told) != 1 {
+		t.Fatalf("%d links when the sandbox is ready", len(told))
+	}
+	link := <-told
+	if err := link.Set(policy.Walls{Names: true}); err != nil {
+		t.Errorf("walls: %v", err)
+	}
+	if same, err := inst.Link(t.Context()); err != nil || same.Addr() != link.Addr() {
+		t.Errorf("its link is %v, %v", same, err)
+	}
+	stop(t, inst)
+	if err := link.Set(policy.Walls{}); !errors.Is(err, errdefs.NotFound) {
+		t.Errorf("walls of a sandbox that is gone: %v", err)
 	}
 	if left := s.Left(t); len(left) > 0 {
 		t.Fatalf("left behind: %q", left)
@@ -492,7 +546,7 @@ func testConcurrentStarts(t *testing.T, s *suite) {
 	for i := range n {
 		id := newID(t)
 		wg.Go(func() {
-			inst, err := s.b.Start(t.Context(), id, s.Plan, s.Limits, time.Now().Add(time.Hour))
+			inst, err := s.b.Start(t.Context(), s.spec(id))
 			if err != nil {
 				errs[i] = err
 				return

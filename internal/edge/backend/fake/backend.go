@@ -14,7 +14,6 @@ import (
 	"github.com/sandsea/sandsea/internal/chronus"
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/keeper"
-	"github.com/sandsea/sandsea/internal/layers/plan"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
@@ -42,10 +41,10 @@ func (f *Backend) Probe(context.Context) (node.Capabilities, error) {
 }
 
 // Start makes a box in steps at which a test may fail it.
-func (f *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time,
-) (backend.Instance, error) {
+func (f *Backend) Start(ctx context.Context, s backend.Spec) (backend.Instance, error) {
+	id := s.ID
 	b := &box{
-		w: f.w, id: id, plan: p, limits: l, hard: hard, done: make(chan struct{}), groups: map[int64]*group{},
+		w: f.w, id: id, plan: s.Plan, limits: s.Limits, hard: s.Hard, done: make(chan struct{}), groups: map[int64]*group{},
 		spawns: map[int64]int{},
 		failed: map[int64]error{}, exits: map[int64]chronus.Exit{}, begun: map[int64]chronus.Process{},
 	}
@@ -64,7 +63,10 @@ func (f *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 	if err := f.w.step("start/made", id); err != nil {
 		return fail(err)
 	}
-	if err := f.hold(ctx, f.keep, b, hard); err != nil {
+	if s.Linked != nil && s.Plan.Network {
+		s.Linked(link{f.w, b})
+	}
+	if err := f.hold(ctx, f.keep, b, s.Hard); err != nil {
 		return fail(err)
 	}
 	if err := f.w.step("start/ready", id); err != nil {

@@ -24,6 +24,7 @@ func TestTheFakeConforms(t *testing.T) {
 				return out
 			},
 			Tree: []string{"tree", "60"},
+			Gate: true,
 			KillInit: func(_ *testing.T, id sandbox.ID) {
 				w.KillInit(id, backend.Exit{Cause: sandbox.CauseInfraKilled, Detail: "SIGKILL"})
 			},

@@ -134,7 +134,7 @@ func (h *held) closeFiles() {
 	if e := h.exec; e != nil {
 		files = append(files, e.Stdin, e.Kill)
 		for _, s := range e.Streams {
-			files = append(files, s.Pipe, s.File)
+			files = append(files, s.Pipe, s.File, s.Terminal, s.Feed)
 		}
 	}
 	for _, f := range files {
@@ -216,7 +216,7 @@ func (k *Keeper) drain(h *held, s keeper.Stream, pipe *os.File) {
 			size += int64(n)
 		}
 		if err != nil {
-			if errors.Is(err, io.EOF) {
+			if errors.Is(err, io.EOF) || s.Terminal != nil && errors.Is(err, syscall.EIO) {
 				k.mu.Lock()
 				defer k.mu.Unlock()
 				if k.held[h.key] == h {
@@ -301,8 +301,16 @@ func (c *keeperConn) Record(_ context.Context, e keeper.Exec) error {
 	}
 	own.Stdin, own.Kill = take(e.Stdin), take(e.Kill)
 	for _, s := range e.Streams {
-		own.Streams = append(own.Streams, keeper.Stream{Stream: s.Stream, Pipe: take(s.Pipe), File: take(s.File)})
-		r, err := reopen(s.Pipe, syscall.O_RDONLY)
+		own.Streams = append(own.Streams, keeper.Stream{
+			Stream: s.Stream, Pipe: take(s.Pipe), File: take(s.File), Terminal: take(s.Terminal), Feed: take(s.Feed),
+		})
+		var r *os.File
+		var err error
+		if s.Terminal != nil {
+			r, err = dup(s.Terminal)
+		} else {
+			r, err = reopen(s.Pipe, syscall.O_RDONLY)
+		}
 		errs = append(errs, err)
 		if err == nil {
 			h.readers = append(h.readers, r)
@@ -404,7 +412,9 @@ func (c *keeperConn) Roster(context.Context) ([]keeper.Held, error) {
 			own.Streams = nil
 			own.Stdin, own.Kill = take(h.exec.Stdin), take(h.exec.Kill)
 			for _, s := range h.exec.Streams {
-				own.Streams = append(own.Streams, keeper.Stream{Stream: s.Stream, Pipe: take(s.Pipe), File: take(s.File)})
+				own.Streams = append(own.Streams, keeper.Stream{
+					Stream: s.Stream, Pipe: take(s.Pipe), File: take(s.File), Terminal: take(s.Terminal), Feed: take(s.Feed),
+				})
 			}
 			if h.timer != nil {
 				own.Remaining = max(time.Until(h.ends), 1)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 )
 
 // line is one edge's connection to a sandbox's inside.
@@ -82,6 +83,7 @@ func (l *line) Hello(context.Context) (chronus.InForce, []chronus.Process, error
 	}
 	return chronus.InForce{
 		Version: 1, Seccomp: true, UserNS: true, NoNewPrivs: b.plan.NoNewPrivs, OpenFiles: b.limits.OpenFiles,
+		Terminals: true,
 	}, out, nil
 }
 
@@ -122,6 +124,17 @@ func (l *line) Spawn(ctx context.Context, s chronus.Spawn, io chronus.Stdio) (in
 	defer b.mu.Unlock()
 	b.spawns[s.Number]++
 	return b.pid + 100, nil
+}
+
+// OpenPTY makes a terminal of the machine's own, which is a real one.
+func (l *line) OpenPTY(ctx context.Context) (*os.File, error) {
+	if err := errors.Join(l.err(), ctx.Err()); err != nil {
+		return nil, err
+	}
+	if err := l.b.w.step("terminal", l.b.id); err != nil {
+		return nil, err
+	}
+	return tty.Open()
 }
 
 // ServeFiles is not there: a fake sandbox has no files.

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 )
 
 // Program is what a command does; its result is the exit code. It must return soon after Ctx ends.
@@ -84,7 +86,7 @@ func (t *task) signal(sig syscall.Signal) {
 	}
 }
 
-// reopen gives a descriptor of the same pipe that Go can wait on, whoever closes the one given.
+// reopen gives a descriptor of the same pipe or terminal that Go can wait on, whoever closes the one given.
 func reopen(f *os.File, flag int) (*os.File, error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -92,7 +94,7 @@ func reopen(f *os.File, flag int) (*os.File, error) {
 	}
 	var out *os.File
 	err2 := conn.Control(func(fd uintptr) {
-		out, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), flag|syscall.O_NONBLOCK, 0)
+		out, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), flag|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
 	})
 	return out, errors.Join(err, err2)
 }
@@ -272,6 +274,7 @@ func pause(ctx context.Context, seconds string) {
 //	oom           is killed for want of memory
 //	die SIGNAL    is killed by that signal number
 //	tick N S      writes N lines, one every S seconds
+//	size          says the size of the terminal that its input is, again whenever a line comes, until "end"
 func programs() map[string]Program {
 	return map[string]Program{
 		"true":  func(*Proc) int { return 0 },
@@ -350,7 +353,8 @@ func programs() map[string]Program {
 				}
 			}
 		},
-		"oom": func(p *Proc) int { p.OOM(); <-p.Ctx.Done(); return 0 },
+		"size": size,
+		"oom":  func(p *Proc) int { p.OOM(); <-p.Ctx.Done(); return 0 },
 		"tick": func(p *Proc) int {
 			n, _ := strconv.Atoi(p.Argv[1])
 			for i := range n {
@@ -363,6 +367,22 @@ func programs() map[string]Program {
 			}
 			return 0
 		},
+	}
+}
+
+func size(p *Proc) int {
+	f, ok := p.Stdin.(*os.File)
+	if !ok {
+		return 1
+	}
+	for lines := bufio.NewScanner(f); ; {
+		s, err := tty.GetSize(f)
+		if err != nil {
+			return say(p.Stderr, "not a terminal\n") + 1
+		}
+		if say(p.Stdout, fmt.Sprintln(s.Columns, s.Rows)) != 0 || !lines.Scan() || lines.Text() == "end" {
+			return 0
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/layers/plan"
 	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/policy"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
 
@@ -40,7 +41,7 @@ func NewWorld() *World {
 	}
 	for _, name := range []string{
 		node.FeatureCPU, node.FeatureDisk, node.FeatureExitFacts, node.FeatureKill, node.FeatureLayers, node.FeatureMemory,
-		node.FeatureNetwork, node.FeatureOpenFiles, node.FeatureOutput, node.FeaturePids, node.FeatureSeccomp,
+		node.FeatureNetwork, node.FeatureEgress, node.FeatureOpenFiles, node.FeatureOutput, node.FeaturePids, node.FeatureSeccomp,
 		node.FeatureUserNS,
 	} {
 		w.caps.Features = append(w.caps.Features, node.Feature{Name: name, Status: node.OK, Mechanism: "fake"})
@@ -55,7 +56,7 @@ func NewWorld() *World {
 }
 
 // OnStep calls f at each step of a start or stop: "start/made", "start/ready", "stop/killed". An error from it fails
-// the start there, which then undoes itself; a stop ignores it.
+// the start there, which then undoes itself; a stop ignores it. At "terminal" it fails OpenPTY.
 func (w *World) OnStep(f func(step string, id sandbox.ID) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,6 +180,7 @@ type box struct {
 	order  []int64                   // guarded by mu, keys of exits in order
 	line   *line                     // guarded by mu: who is connected
 	ooms   int64                     // guarded by mu
+	walls  policy.Walls              // guarded by mu
 	pid    int                       // guarded by mu
 	begun  map[int64]chronus.Process // guarded by mu: live main processes
 }

@@ -29,7 +29,6 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/sweep"
 	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/keeper"
-	"github.com/sandsea/sandsea/internal/layers/plan"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
@@ -437,12 +436,11 @@ type machine struct {
 	t *trip
 }
 
-func (m machine) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time,
-) (backend.Instance, error) {
+func (m machine) Start(ctx context.Context, s backend.Spec) (backend.Instance, error) {
 	if err := m.t.before(); err != nil {
 		return nil, err
 	}
-	i, err := m.Backend.Start(ctx, id, p, l, hard)
+	i, err := m.Backend.Start(ctx, s)
 	if err := m.t.after(err); err != nil {
 		return nil, err
 	}

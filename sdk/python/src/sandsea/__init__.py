@@ -5,8 +5,9 @@ The names here are asynchronous; `sandsea.sync` has the same ones without `await
 
 from . import _models as models
 from . import errors
-from ._async import Client, Files, Process, Sandbox
-from ._core import ContainerRunArgs, Output
+from ._async import Client, Files, NetworkLog, Process, Pty, Sandbox, Shell, Watch
+from ._core import ContainerRunArgs, FileEvent, Output, Overflow
+from ._network import Moment, NetworkRules, PhaseRules
 from ._result import Result
 from .errors import (
     AlreadyExists,
@@ -20,10 +21,12 @@ from .errors import (
     Lost,
     NotFound,
     OutcomeUnknown,
+    OutputLimitExceeded,
     PreconditionFailed,
     RequestTimeout,
     SandboxEnded,
     SandseaError,
+    StartFailed,
     Unauthenticated,
     Unavailable,
 )
@@ -39,22 +42,33 @@ __all__ = [
     "Denied",
     "Exhausted",
     "FileError",
+    "FileEvent",
     "Files",
     "InfraError",
     "InvalidRequest",
     "Lost",
+    "Moment",
+    "NetworkLog",
+    "NetworkRules",
     "NotFound",
     "OutcomeUnknown",
     "Output",
+    "OutputLimitExceeded",
+    "Overflow",
+    "PhaseRules",
     "PreconditionFailed",
     "Process",
+    "Pty",
     "RequestTimeout",
     "Result",
     "Sandbox",
     "SandboxEnded",
     "SandseaError",
+    "Shell",
+    "StartFailed",
     "Unauthenticated",
     "Unavailable",
+    "Watch",
     "errors",
     "models",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import dataclasses
+import datetime
 import io
 import json
 import os
@@ -12,14 +13,13 @@ import pathlib
 import random
 import stat
 import struct
-import tarfile
-import tempfile
 import urllib.parse
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Literal, TypeVar
 
 from . import _models as m
+from . import _network as network
 from . import errors
 
 DEFAULT_URL = "http://127.0.0.1:7070"
@@ -29,6 +29,21 @@ CHUNK = 256 << 10
 MAX_OUTPUT = 8 << 20
 #: how long a broken link is taken up again
 RECONNECT_SECONDS = 60.0
+#: how long after a command's own limit its end may take to arrive
+GRACE_SECONDS = 30.0
+#: how long after the time limit of a create its answer may take to arrive
+CREATE_GRACE_SECONDS = 5.0
+#: what a call waits that ends when something ends which has no limit
+FOREVER_SECONDS = 30 * 86400.0
+#: connection attempts to a server that is not there
+CONNECT_ATTEMPTS = 6
+#: files of one batch, and their bytes together
+BATCH_FILES = 1000
+BATCH_BYTES = 48 << 20
+
+#: What happens to output beyond the limit: keep the first and last bytes, the last, the first, or the first and have
+#: `Result.check()` raise OutputLimitExceeded. The command runs on in every case.
+Overflow = Literal["head_tail", "tail", "head", "fail"]
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -39,9 +54,12 @@ class Call:
     """One unary request."""
 
     path: str
-    body: Json
+    #: what is sent, or what is sent when so many seconds are left
+    body: Json | Callable[[float], Json]
     #: seconds for the answer
     timeout: float = 30.0
+    #: seconds beyond timeout for the last answer to arrive; nothing is sent again in them
+    grace: float = 0.0
     #: sending it twice does no harm
     idempotent: bool = False
     #: file that an error is about
@@ -62,6 +80,10 @@ def process_path(name: str) -> str:
 
 def file_path(name: str) -> str:
     return "/sandsea.v1.FileService/" + name
+
+
+def network_path(name: str) -> str:
+    return "/sandsea.v1.NetworkService/" + name
 
 
 def image_path(name: str) -> str:
@@ -87,14 +109,20 @@ class Config:
         if token is None:
             named = token_file or os.environ.get("SANDSEA_TOKEN_FILE")
             token = _read_token(named or DEFAULT_TOKEN_FILE, bool(named))
+        token = token.strip()
+        if any(not "!" <= c <= "~" for c in token):
+            # Said here and without it: below, the error for a header that cannot be sent shows the token.
+            raise errors.Unauthenticated("the token is none: it has letters that no token has. Set SANDSEA_TOKEN_FILE")
         return Config(url, token)
 
     def headers(self, streaming: bool) -> dict[str, str]:
-        return {
-            "authorization": "Bearer " + self.token,
+        headers = {
             "connect-protocol-version": "1",
             "content-type": "application/connect+json" if streaming else "application/json",
         }
+        if self.token:  # else the server says what is missing; an empty one cannot be sent at all
+            headers["authorization"] = "Bearer " + self.token
+        return headers
 
 
 def _read_token(file: str, named: bool) -> str:
@@ -122,31 +150,75 @@ def new_key() -> str:
 
 def backoff(attempt: int) -> float:
     """Seconds to wait before another attempt, 0.1 to 2 s, scattered."""
-    return float(min(2.0, 0.1 * 2.0**attempt) * (0.5 + random.random() / 2))
+    return float(min(2.0, 0.1 * 2.0 ** min(attempt, 5)) * (0.5 + random.random() / 2))
+
+
+def pause(e: errors.SandseaError, attempt: int, trying: float, left: float, known: bool) -> float | None:
+    """Seconds to wait before a call is sent again that failed with e; None when it must not be or cannot help.
+
+    attempt counts from 0, trying is how long this has gone on, left what remains of the caller's time. A server that is
+    known to have been there is waited for, any other is tried a few times.
+    """
+    if isinstance(e, errors.Exhausted):
+        wait = e.retry_after  # waited for up to the caller's deadline
+    elif isinstance(e, errors.Unavailable) and e.retryable:
+        if trying > RECONNECT_SECONDS or (e.detail.get("refused") and not known and attempt + 1 >= CONNECT_ATTEMPTS):
+            return None
+        wait = e.retry_after or backoff(attempt)
+    else:
+        return None
+    return wait if wait is not None and wait < left else None
 
 
 # --- Connect: answers and streams ------------------------------------------------------------------------------------
 
 
-def answer(status: int, body: bytes, filename: str | None = None) -> Json:
-    """The document of a unary answer, or its exception."""
+def answer(
+    status: int, body: bytes, filename: str | None = None, retry_after: str | None = None, idempotent: bool = True
+) -> Json:
+    """The document of a unary answer, or its exception. retry_after is the header of that name."""
     try:
-        doc = json.loads(body) if body else {}
+        doc = json.loads(body)
     except ValueError:
-        doc = {}
+        doc = None
     if status == 200:
-        return dict(doc)
+        if not isinstance(doc, dict):
+            raise errors.PreconditionFailed("who answers is no Sandsea server. Check SANDSEA_URL")
+        return doc
     if not isinstance(doc, dict) or "code" not in doc:
         kinds = {401: "unauthenticated", 403: "permission_denied", 404: "unimplemented", 429: "resource_exhausted"}
-        code = kinds.get(status, "unavailable" if status in (502, 503, 504) else "internal")
-        doc = {"code": code, "message": f"the server answered {status}"}
-    raise errors.from_connect(doc, filename)
+        if status in (502, 503, 504):
+            raise _gateway(status, idempotent)
+        doc = {"code": kinds.get(status, "internal"), "message": f"the server answered {status}"}
+    e = errors.from_connect(doc, filename)
+    if isinstance(e, errors.Unavailable) and not e.detail:
+        e.detail["retryable"] = True
+    if retry_after and retry_after.isdigit() and e.retry_after is None:
+        e.detail["retry_after_ms"] = int(retry_after) * 1000
+    raise e
 
 
-def unreachable(url: str, why: BaseException) -> errors.Unavailable:
-    """The exception for a server that does not answer."""
+def _gateway(status: int, idempotent: bool) -> errors.SandseaError:
+    """The exception for the answer of a proxy that got none. The server may have begun, and may be at it still."""
+    if not idempotent:
+        return errors.OutcomeUnknown(
+            f"a proxy before the server answered {status}. It may have happened: look before a retry"
+        )
+    return broken_off(f"a proxy before the server answered {status}. Try again")
+
+
+def unreachable(url: str, why: BaseException, sent: bool, idempotent: bool) -> errors.SandseaError:
+    """The exception for a broken connection. A request that may have arrived and must not arrive twice is unknown."""
     reason = str(why) or type(why).__name__
-    return errors.Unavailable(f"cannot reach {url}: {reason}. Start it: sudo sandsea up", {"retryable": True})
+    if not sent:
+        return errors.Unavailable(
+            f"cannot reach {url}: {reason}. Start it: sudo sandsea up", {"retryable": True, "refused": True}
+        )
+    if not idempotent:
+        return errors.OutcomeUnknown(
+            f"the connection to {url} broke: {reason}. It may have happened: look before a retry"
+        )
+    return broken_off(f"the connection to {url} broke: {reason}. Try again")
 
 
 def envelope(message: Json) -> bytes:
@@ -156,11 +228,13 @@ def envelope(message: Json) -> bytes:
 
 
 class Frames:
-    """Cuts a response body into messages; the end frame raises its error or sets `ended`."""
+    """Cuts a response body into messages."""
 
     def __init__(self, filename: str | None = None) -> None:
         self._buf = bytearray()
         self._filename = filename
+        self._error: errors.SandseaError | None = None
+        #: the end frame was read: nothing follows
         self.ended = False
 
     def feed(self, data: bytes) -> list[Json]:
@@ -177,15 +251,29 @@ class Frames:
             if flags & 2:
                 self.ended = True
                 if doc.get("error"):
-                    raise errors.from_connect(doc["error"], self._filename)
+                    self._error = errors.from_connect(doc["error"], self._filename)
                 break
             out.append(doc)
         return out
 
     def finish(self) -> None:
-        """Say that the body is over."""
+        """Say that the body is over: raises the server's error, or one for an end that is missing."""
+        if self._error is not None:
+            raise self._error
         if not self.ended:
-            raise errors.Unavailable("the stream broke off. Attach again", {"retryable": True})
+            raise broken_off("the stream broke off. Try again")
+
+
+def unanswered(e: BaseException) -> bool:
+    """What was asked for may have happened, since nobody said that it did not."""
+    if isinstance(e, errors.Unavailable):
+        return not e.detail.get("refused")
+    return isinstance(e, errors.SandseaError) and bool(e.detail.get("unanswered"))
+
+
+def broken_off(message: str) -> errors.Unavailable:
+    """The exception for an answer that ended too early: the request arrived, what became of it is not known."""
+    return errors.Unavailable(message, {"retryable": True, "broken": True})
 
 
 # --- Sandboxes -------------------------------------------------------------------------------------------------------
@@ -208,13 +296,17 @@ class ContainerRunArgs:
     ttl_running_stop: float = 0
     #: seconds after which it ends in any case; 0: the server's default of a day
     ttl: float = 0
-    #: package services that may be reached, as {"pypi": True}; whatever is not named is rejected
-    network_rules: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    #: what may leave it, as {"pypi": True, "example.org:443": True}; all else is rejected. See NetworkRules
+    network_rules: network.NetworkRules = dataclasses.field(default_factory=dict)
     init_user: str = ""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     workdir: str = ""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     no_new_privs: bool = False
+    #: "idle": nothing of the image starts; "image": its entrypoint and command; or an argv that starts instead
+    entrypoint: str | Sequence[str] = "idle"
+    #: recorded output kept, of all commands together
+    output_limit_mb: int = 0
     #: features that the node must enforce
     require: Sequence[str] = ()
     job: str = ""
@@ -222,6 +314,13 @@ class ContainerRunArgs:
     attempt: int = 0
     #: idempotency key; empty makes one, so that a retry never makes a second sandbox
     key: str = ""
+    #: package services show the world of that moment: "2024-06-01", a date or a datetime
+    as_of: network.Moment | None = None
+    #: packages and repositories that do not exist, as "pypi:flask", "npm:left-pad@1.3.0", "git:git.example/team"
+    deny: Sequence[str] = ()
+    #: stages of the task, with what holds in each; the first, or `phase`, is in force at the start
+    phases: Mapping[str, network.PhaseRules] | None = None
+    phase: str = ""
 
     def spec(self) -> m.SandboxSpec:
         return m.SandboxSpec(
@@ -234,14 +333,18 @@ class ContainerRunArgs:
                 cpu_millis=round(self.cpu_cores_limit * 1000),
                 disk_bytes=int(self.disk_limit_mb) << 20,
                 pids=self.pids_limit,
+                output_bytes=int(self.output_limit_mb) << 20,
             ),
             idle_ms=round(self.ttl_running_stop * 1000),
             ttl_ms=round(self.ttl * 1000),
-            network=m.NetworkPolicy(services=dict(self.network_rules)),
+            network=network.policy(
+                self.network_rules, as_of=self.as_of, deny=self.deny, phases=self.phases, phase=self.phase
+            ),
             user=self.init_user,
             env=dict(self.env),
             workdir=self.workdir,
             labels=dict(self.labels),
+            entrypoint=_entrypoint(self.entrypoint),
             no_new_privs=self.no_new_privs,
             require=list(self.require),
             job=self.job,
@@ -250,18 +353,28 @@ class ContainerRunArgs:
         )
 
 
-def create(args: ContainerRunArgs, timeout: float) -> Op[m.Sandbox]:
-    body = m.CreateSandboxRequest(
-        spec=args.spec(), key=args.key or new_key(), ready_timeout_ms=round(timeout * 1000)
-    ).to_json()
+def _entrypoint(value: str | Sequence[str]) -> m.Entrypoint | None:
+    if not isinstance(value, str):
+        return m.Entrypoint(mode="ENTRYPOINT_MODE_ARGV", argv=list(value))
+    if value not in ("idle", "image"):
+        raise errors.InvalidRequest(f'entrypoint {value!r}. Say "idle", "image" or a list of strings')
+    return m.Entrypoint(mode="ENTRYPOINT_MODE_IMAGE") if value == "image" else None
+
+
+def create(args: ContainerRunArgs, key: str, timeout: float) -> Op[m.Sandbox]:
+    spec = args.spec()
+
+    def body(left: float) -> Json:
+        return m.CreateSandboxRequest(spec=spec, key=key, ready_timeout_ms=max(1, round(left * 1000))).to_json()
+
     # The key makes a second sending harmless.
-    doc = yield Call(sandbox_path("Create"), body, timeout + 10, idempotent=True)
+    doc = yield Call(sandbox_path("Create"), body, timeout, CREATE_GRACE_SECONDS, idempotent=True)
     return m.Sandbox.from_json(doc["sandbox"])
 
 
-def create_batch(args: ContainerRunArgs, n: int, timeout: float) -> Json:
+def create_batch(args: ContainerRunArgs, n: int, key: str, timeout: float) -> Json:
     return m.CreateBatchRequest(
-        spec=args.spec(), count=n, key=args.key or new_key(), ready_timeout_ms=round(timeout * 1000)
+        spec=args.spec(), count=n, key=key, ready_timeout_ms=max(1, round(timeout * 1000))
     ).to_json()
 
 
@@ -294,9 +407,40 @@ def list_sandboxes(labels: Mapping[str, str] | None, all: bool) -> Op[list[m.San
             return out
 
 
+def capabilities(backend: str, runtime_class: str) -> Op[m.CapabilitiesResponse]:
+    body = m.CapabilitiesRequest(backend="BACKEND_" + backend.upper(), class_=runtime_class).to_json()
+    doc = yield Call(sandbox_path("Capabilities"), body, idempotent=True)
+    return m.CapabilitiesResponse.from_json(doc)
+
+
 def images() -> Op[list[m.Image]]:
     doc = yield Call(image_path("List"), {}, idempotent=True)
     return m.ListImagesResponse.from_json(doc).images
+
+
+# --- Network ---------------------------------------------------------------------------------------------------------
+
+
+def set_network(id: str, policy: m.NetworkPolicy) -> Op[m.Sandbox]:
+    body = {"id": id, "policy": policy.to_json()}
+    doc = yield Call(network_path("SetPolicy"), body, 60.0, idempotent=True)
+    return m.Sandbox.from_json(doc["sandbox"])
+
+
+def set_phase(id: str, phase: str) -> Op[m.Sandbox]:
+    doc = yield Call(network_path("SetPhase"), {"id": id, "phase": phase}, 60.0, idempotent=True)
+    return m.Sandbox.from_json(doc["sandbox"])
+
+
+def check_network(request: m.CheckNetworkRequest) -> Op[m.CheckNetworkResponse]:
+    doc = yield Call(network_path("Check"), request.to_json(), idempotent=True)
+    return m.CheckNetworkResponse.from_json(doc)
+
+
+def endpoint(id: str, port: int, ttl: float) -> Op[m.EndpointResponse]:
+    body = m.EndpointRequest(id=id, port=port, ttl_ms=milliseconds(ttl)).to_json()
+    doc = yield Call(network_path("Endpoint"), body, idempotent=True)
+    return m.EndpointResponse.from_json(doc)
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------
@@ -311,9 +455,8 @@ def command(
     env: Mapping[str, str] | None,
     replace_env: bool,
     merge_stderr: bool,
+    overflow: Overflow,
 ) -> m.Command:
-    if isinstance(argv, str):
-        raise errors.InvalidRequest("argv is a list of strings; run_shell takes a command line")
     return m.Command(
         argv=list(argv),
         env=dict(env or {}),
@@ -321,8 +464,25 @@ def command(
         user=user,
         cwd=cwd,
         merge_stderr=merge_stderr,
-        timeout_ms=max(1, round(timeout * 1000)) if timeout else 0,
+        timeout_ms=milliseconds(timeout),
+        overflow=overflow_name(overflow),
     )
+
+
+def words(argv: str | Sequence[str]) -> tuple[str, ...]:
+    """A command as a list of strings: a plain string is a command line of bash."""
+    return ("bash", "-c", argv) if isinstance(argv, str) else tuple(argv)
+
+
+def milliseconds(timeout: float | None) -> int:
+    """A time limit as the API has it; None and 0 are no limit, and one below 0 is for the API to refuse."""
+    if not timeout:
+        return 0
+    return max(1, round(timeout * 1000)) if timeout > 0 else min(-1, round(timeout * 1000))
+
+
+def overflow_name(overflow: Overflow) -> str:
+    return "" if overflow == "head_tail" else "OVERFLOW_" + overflow.upper()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,40 +500,68 @@ _STREAMS = {"STREAM_STDOUT": "stdout", "STREAM_STDERR": "stderr"}
 
 
 class Kept:
-    """The first and last bytes of a stream, within a bound."""
+    """The bytes of a stream that are kept within a limit, by the rule of an Overflow."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, overflow: Overflow = "head_tail") -> None:
+        self._limit = limit
+        self._most_head = {"head_tail": max(1, limit // 2), "tail": 0}.get(overflow, limit)
+        self._most_tail = max(0, limit - self._most_head) if overflow != "head_tail" else self._most_head
         self._head = bytearray()
         self._tail = bytearray()
-        self._half = max(1, limit // 2)
+        #: bytes are missing from what is kept
         self.cut = False
+        #: all bytes there were
+        self.total = 0
 
     def add(self, data: bytes) -> None:
-        room = self._half - len(self._head)
+        self.total += len(data)
+        room = self._most_head - len(self._head)
         self._head += data[:room]
-        self._tail += data[room:] if room < len(data) else b""
-        if len(self._tail) > 2 * self._half:
+        self._tail += data[max(0, room) :]
+        if len(self._tail) > 2 * self._most_tail:
+            self._drop()
+
+    def _drop(self) -> None:
+        if len(self._tail) > self._most_tail:
             self.cut = True
-            del self._tail[: len(self._tail) - self._half]
+            del self._tail[: len(self._tail) - self._most_tail]
 
     def value(self) -> bytes:
-        if len(self._tail) > self._half:
-            self.cut = True
-            return bytes(self._head + self._tail[-self._half :])
+        self._drop()
         return bytes(self._head + self._tail)
 
 
 class Follow:
     """The story of one command as its events come in, and where to take it up again after a broken link."""
 
-    def __init__(self, id: str, request: m.StartRequest | None, number: int = 0, limit: int = MAX_OUTPUT) -> None:
+    def __init__(
+        self,
+        id: str,
+        request: m.StartRequest | None,
+        number: int = 0,
+        limit: int = MAX_OUTPUT,
+        *,
+        overflow: Overflow = "head_tail",
+        offsets: tuple[int, int] = (0, 0),
+        lossless: bool = False,
+        decode: str = "replace",
+    ) -> None:
         self.id = id
         self.number = number
         self.process: m.Process | None = None
-        self.offsets = {"stdout": 0, "stderr": 0}
-        self.kept = {"stdout": Kept(limit), "stderr": Kept(limit)}
+        self.offsets = dict(zip(("stdout", "stderr"), offsets, strict=True))
+        self.kept = {s: Kept(limit, overflow) for s in self.offsets}
+        #: the link broke after the command had begun
+        self.broke = False
+        self._limit = limit
+        self._overflow = overflow
+        self._lossless = lossless
         self._request = request
-        self._decoders = {s: codecs.getincrementaldecoder("utf-8")("replace") for s in self.offsets}
+        # Strict is for whole results: a reader of pieces goes on.
+        decode = "replace" if decode == "strict" else decode
+        self._decoders = {s: codecs.getincrementaldecoder("utf-8")(decode) for s in self.offsets}
+        for stream, offset in self.offsets.items():
+            self.kept[stream].cut = offset > 0
 
     def request(self) -> tuple[str, Json]:
         """What to send now: the start, or an attach where the record was left."""
@@ -384,6 +572,7 @@ class Follow:
             number=self.number,
             stdout_offset=self.offsets["stdout"],
             stderr_offset=self.offsets["stderr"],
+            lossless=self._lossless,
         ).to_json()
 
     def take(self, doc: Json) -> Output | None:
@@ -407,15 +596,57 @@ class Follow:
             return Output(stream, event.gap.offset, b"", "", event.gap.bytes)
         return None
 
+    def rest(self) -> Iterator[Output]:
+        """What the decoders still hold at the end: half characters."""
+        for stream, decoder in self._decoders.items():
+            if text := decoder.decode(b"", True):
+                yield Output(stream, self.offsets[stream], b"", text)
+
+    @property
+    def attached(self) -> bool:
+        """The record of a command that was started elsewhere."""
+        return self._request is None
+
+    @property
+    def leashed(self) -> bool:
+        """The command is killed when its caller goes away."""
+        return self._request is not None and not self._request.detached and not self._request.key
+
     @property
     def can_resume(self) -> bool:
         """A broken link can be taken up: the command's number is known, or its key."""
         return self.number > 0 or bool(self._request and self._request.key)
 
+    def check(self) -> None:
+        """Raise when the end is the platform's doing: a command that was killed because the link broke says nothing."""
+        r = self.process.result if self.process else None
+        if r and self.broke and self.leashed and r.signal == 9 and not (r.timed_out or r.oom):
+            raise errors.OutcomeUnknown(
+                f"process {self.number} of {self.id[:8]}: the link to the server broke and the command was killed with "
+                "it. Run it again; with a key it outlives its caller"
+            )
+
     def value(self) -> tuple[bytes, bytes, bool]:
         """Standard output, standard error, and whether something is missing."""
         out, err = self.kept["stdout"].value(), self.kept["stderr"].value()
         return out, err, self.kept["stdout"].cut or self.kept["stderr"].cut
+
+    @property
+    def exceeded(self) -> bool:
+        """overflow is "fail" and a stream grew beyond the limit."""
+        return self._overflow == "fail" and any(k.total > self._limit for k in self.kept.values())
+
+
+def alive_after(id: str, result: m.Result | None) -> Op[None]:
+    """Raise what ended the sandbox when that killed the command, too: such an end says nothing about the command."""
+    if result and result.signal == 9 and not (result.timed_out or result.oom):
+        try:
+            yield Call(file_path("Stat"), {"id": id, "path": "/"}, 10.0, idempotent=True)
+        except (errors.SandboxEnded, errors.Lost):
+            raise
+        except errors.SandseaError:
+            # Whatever keeps it from answering is not the end of it.
+            return
 
 
 def send_input(id: str, number: int, offset: int, data: bytes) -> Op[int]:
@@ -428,8 +659,31 @@ def close_input(id: str, number: int) -> Op[None]:
     yield Call(process_path("CloseInput"), {"id": id, "number": number}, idempotent=True)
 
 
-def signal(id: str, number: int, sig: int, tree: bool) -> Op[None]:
-    yield Call(process_path("Signal"), {"id": id, "number": number, "signal": int(sig), "tree": tree})
+def signal(id: str, number: int, sig: int, tree: bool, timeout: float = 30.0) -> Op[None]:
+    body = {"id": id, "number": number, "signal": int(sig), "tree": tree}
+    # To kill twice is to kill.
+    yield Call(process_path("Signal"), body, timeout, idempotent=int(sig) == 9)
+
+
+def resize(id: str, number: int, cols: int, rows: int) -> Op[None]:
+    body = m.ResizeTTYRequest(id=id, number=number, size=m.TerminalSize(columns=cols, rows=rows)).to_json()
+    yield Call(process_path("ResizeTTY"), body, idempotent=True)
+
+
+def open_shell(request: m.OpenShellRequest) -> Op[m.Shell]:
+    # The key makes a second sending harmless.
+    doc = yield Call(process_path("OpenShell"), request.to_json(), idempotent=True)
+    return m.OpenShellResponse.from_json(doc).shell or m.Shell()
+
+
+def run_in_shell(request: m.RunInShellRequest, timeout: float | None) -> Op[m.RunInShellResponse]:
+    limit = timeout + GRACE_SECONDS if timeout else FOREVER_SECONDS
+    doc = yield Call(process_path("RunInShell"), request.to_json(), limit, idempotent=bool(request.key))
+    return m.RunInShellResponse.from_json(doc)
+
+
+def close_shell(id: str, shell: str) -> Op[None]:
+    yield Call(process_path("CloseShell"), {"id": id, "shell": shell}, idempotent=True)
 
 
 def processes(id: str) -> Op[list[m.Process]]:
@@ -444,9 +698,11 @@ def read_request(id: str, path: str, user: str, max_bytes: int, offset: int, len
     return m.ReadFileRequest(id=id, path=path, user=user, max_bytes=max_bytes, offset=offset, length=length).to_json()
 
 
-def write_messages(id: str, path: str, user: str, mode: int, data: bytes | str | IO[bytes]) -> Iterator[bytes]:
+def write_messages(
+    id: str, path: str, user: str, mode: int, owner: str, data: bytes | str | IO[bytes]
+) -> Iterator[bytes]:
     """The messages of a Write: the header, then the bytes."""
-    header = m.WriteFileHeader(id=id, path=path, user=user, mode=mode)
+    header = m.WriteFileHeader(id=id, path=path, user=user, mode=mode, owner=owner)
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes):
@@ -458,8 +714,8 @@ def write_messages(id: str, path: str, user: str, mode: int, data: bytes | str |
     yield from _data_messages(source)
 
 
-def upload_messages(id: str, path: str, user: str, source: IO[bytes]) -> Iterator[bytes]:
-    yield envelope({"header": m.UploadTarHeader(id=id, path=path, user=user).to_json()})
+def upload_messages(id: str, path: str, user: str, owner: str, source: IO[bytes]) -> Iterator[bytes]:
+    yield envelope({"header": m.UploadTarHeader(id=id, path=path, user=user, owner=owner).to_json()})
     yield from _data_messages(source)
 
 
@@ -471,26 +727,6 @@ def image_messages(source: IO[bytes]) -> Iterator[bytes]:
 def _data_messages(source: IO[bytes]) -> Iterator[bytes]:
     while chunk := source.read(CHUNK):
         yield envelope({"data": base64.b64encode(chunk).decode()})
-
-
-def pack(local: str | os.PathLike[str]) -> IO[bytes]:
-    """A local file or directory as an unnamed tar file; the names are relative to it."""
-    out = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        root = pathlib.Path(local)
-        if root.is_dir():
-            for entry in sorted(root.iterdir()):
-                tar.add(entry, arcname=entry.name)
-        else:
-            tar.add(root, arcname=root.name)
-    out.seek(0)
-    return out
-
-
-def unpack(source: IO[bytes], local: str | os.PathLike[str]) -> None:
-    """Unpack what a sandbox sent below a local directory, which nothing can leave."""
-    with tarfile.open(fileobj=source, mode="r:") as tar:
-        tar.extractall(local, filter="data")
 
 
 def stat_file(id: str, path: str, user: str, no_follow: bool) -> Op[m.FileInfo]:
@@ -514,6 +750,85 @@ def remove(id: str, path: str, user: str, recursive: bool) -> Op[None]:
     yield Call(file_path("Remove"), body, 600.0, filename=path)
 
 
+def change_file(
+    id: str,
+    path: str,
+    user: str,
+    mode: int | None,
+    owner: str,
+    modified_at: datetime.datetime | None,
+    no_follow: bool,
+) -> Op[m.FileInfo]:
+    body = m.ChangeFileRequest(
+        id=id, path=path, user=user, mode=mode, owner=owner, modified_at=modified_at, no_follow=no_follow
+    ).to_json()
+    doc = yield Call(file_path("Change"), body, idempotent=True, filename=path)
+    return m.ChangeFileResponse.from_json(doc).info or m.FileInfo()
+
+
+def make_link(id: str, path: str, target: str, user: str) -> Op[m.FileInfo]:
+    body = m.MakeLinkRequest(id=id, path=path, target=target, user=user).to_json()
+    doc = yield Call(file_path("MakeLink"), body, filename=path)
+    return m.MakeLinkResponse.from_json(doc).info or m.FileInfo()
+
+
+def read_batches(id: str, paths: Sequence[str], user: str, max_bytes: int) -> Op[list[bytes | errors.SandseaError]]:
+    out: list[bytes | errors.SandseaError] = []
+    for i in range(0, len(paths), BATCH_FILES):
+        asked = list(paths[i : i + BATCH_FILES])
+        body = m.ReadBatchRequest(id=id, paths=asked, user=user, max_bytes=max_bytes).to_json()
+        doc = yield Call(file_path("ReadBatch"), body, 300.0, idempotent=True)
+        files = m.ReadBatchResponse.from_json(doc).files
+        out += [item_error(f.error, f.message, f.path) or f.data for f in files]
+    return out
+
+
+def write_batches(
+    id: str, files: Sequence[tuple[str, bytes | str]], user: str, mode: int
+) -> Op[list[m.FileInfo | errors.SandseaError]]:
+    out: list[m.FileInfo | errors.SandseaError] = []
+    batch: list[m.FileToWrite] = []
+    size = 0
+    for n, (path, data) in enumerate(files):
+        data = data.encode() if isinstance(data, str) else data
+        batch.append(m.FileToWrite(path=path, data=data, mode=mode))
+        size += len(data)
+        last = n + 1 == len(files)
+        if last or len(batch) == BATCH_FILES or size + len(files[n + 1][1]) > BATCH_BYTES:
+            body = m.WriteBatchRequest(id=id, files=batch, user=user).to_json()
+            doc = yield Call(file_path("WriteBatch"), body, 300.0, idempotent=True)
+            written = m.WriteBatchResponse.from_json(doc).files
+            out += [item_error(f.error, f.message, f.path) or f.info or m.FileInfo() for f in written]
+            batch, size = [], 0
+    return out
+
+
+def item_error(error: m.ErrorDetail | None, message: str, path: str | None = None) -> errors.SandseaError | None:
+    """The exception of one item of a batch, if it has one."""
+    if error is None:
+        return None
+    return errors.from_detail(message, error.to_json(), filename=path)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEvent:
+    """Something changed below a watched path.
+
+    `change` is created, modified, attributes, removed, moved (from `source` to `path`), or gap: changes were lost, list
+    again. `type` is regular, directory, symlink or other.
+    """
+
+    change: str
+    path: str
+    source: str = ""
+    type: str = ""
+
+    @staticmethod
+    def of(r: m.WatchFilesResponse) -> FileEvent:
+        change = r.change.removeprefix("FILE_CHANGE_").lower()
+        return FileEvent(change, r.path, r.from_, r.type.removeprefix("FILE_TYPE_").lower())
+
+
 # --- Images ----------------------------------------------------------------------------------------------------------
 
 
@@ -521,10 +836,13 @@ def import_debian(suite: str, include: Iterable[str], name: str) -> Json:
     return m.ImportImageRequest(debian=m.DebianSource(suite=suite, include=list(include)), name=name).to_json()
 
 
-def import_rootfs(upload: str, name: str, config: m.ImageConfig | None) -> Json:
-    return m.ImportImageRequest(
-        archive=m.ArchiveSource(upload=upload, format="ARCHIVE_FORMAT_ROOTFS"), name=name, config=config
-    ).to_json()
+def import_archive(upload: str, format: str, reference: str, name: str, config: m.ImageConfig | None) -> Json:
+    source = m.ArchiveSource(upload=upload, format="ARCHIVE_FORMAT_" + format.upper(), reference=reference)
+    return m.ImportImageRequest(archive=source, name=name, config=config).to_json()
+
+
+def import_registry(source: m.RegistrySource, name: str, config: m.ImageConfig | None) -> Json:
+    return m.ImportImageRequest(registry=source, name=name, config=config).to_json()
 
 
 def compose(name: str, base: str, workspace: str, toolkits: Iterable[str]) -> Op[m.Image]:

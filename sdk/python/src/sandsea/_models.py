@@ -219,17 +219,59 @@ class ArchiveSource(Message):
 
 
 @dataclasses.dataclass
+class RegistrySource(Message):
+    """RegistrySource is an image of an OCI registry."""
+
+    reference: str = ""
+    auth: RegistryAuth | None = None
+    insecure: bool = False
+    platform: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "reference": ("one", str),
+        "auth": ("one", "RegistryAuth"),
+        "insecure": ("one", bool),
+        "platform": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> RegistrySource:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class RegistryAuth(Message):
+    """RegistryAuth is used for one import and never stored."""
+
+    username: str = ""
+    password: str = ""
+    token: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "username": ("one", str),
+        "password": ("one", str),
+        "token": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> RegistryAuth:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
 class ImportImageRequest(Message):
     """ImportImageRequest of the API."""
 
     debian: DebianSource | None = None
     archive: ArchiveSource | None = None
+    registry: RegistrySource | None = None
     name: str = ""
     config: ImageConfig | None = None
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "debian": ("one", "DebianSource"),
         "archive": ("one", "ArchiveSource"),
+        "registry": ("one", "RegistrySource"),
         "name": ("one", str),
         "config": ("one", "ImageConfig"),
     }
@@ -580,6 +622,7 @@ class ErrorDetail(Message):
     near: list[str] = dataclasses.field(default_factory=list)
     errno: int = 0
     errno_name: str = ""
+    stage: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "kind": ("one", str),
@@ -594,6 +637,7 @@ class ErrorDetail(Message):
         "near": ("list", str),
         "errno": ("one", _int),
         "errno_name": ("one", str),
+        "stage": ("one", str),
     }
 
     @classmethod
@@ -651,16 +695,124 @@ class Limits(Message):
 
 @dataclasses.dataclass
 class NetworkPolicy(Message):
-    """NetworkPolicy names package services that may be reached. Everything else is rejected."""
+    """NetworkPolicy says what may leave a sandbox and what it sees of the world. Everything that no rule
+    allows is rejected. docs/NETWORK.md has the order of evaluation.
+    """
 
     services: dict[str, bool] = dataclasses.field(default_factory=dict)
+    phases: list[NetworkPhase] = dataclasses.field(default_factory=list)
+    phase: str = ""
+    as_of: datetime.datetime | None = None
+    deny: list[str] = dataclasses.field(default_factory=list)
+    inspect_tls: bool = False
+    limits: NetworkLimits | None = None
+    pin: list[str] = dataclasses.field(default_factory=list)
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "services": ("map", bool),
+        "phases": ("list", "NetworkPhase"),
+        "phase": ("one", str),
+        "as_of": ("one", _time),
+        "deny": ("list", str),
+        "inspect_tls": ("one", bool),
+        "limits": ("one", "NetworkLimits"),
+        "pin": ("list", str),
     }
 
     @classmethod
     def from_json(cls, data: Json) -> NetworkPolicy:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkLimits(Message):
+    """NetworkLimits of one sandbox; 0 takes the node's."""
+
+    bytes: int = 0
+    flows: int = 0
+    dns_per_second: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "bytes": ("one", _int),
+        "flows": ("one", _int),
+        "dns_per_second": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkLimits:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkPhase(Message):
+    """NetworkPhase is what holds while a task is at one of its stages, such as build, agent or grade.
+    Phases are changed from outside only.
+    """
+
+    name: str = ""
+    rules: list[NetworkRule] = dataclasses.field(default_factory=list)
+    as_of: datetime.datetime | None = None
+    deny: list[str] = dataclasses.field(default_factory=list)
+    inbound: list[PortRange] = dataclasses.field(default_factory=list)
+    inbound_closed: bool = False
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "name": ("one", str),
+        "rules": ("list", "NetworkRule"),
+        "as_of": ("one", _time),
+        "deny": ("list", str),
+        "inbound": ("list", "PortRange"),
+        "inbound_closed": ("one", bool),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkPhase:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkRule(Message):
+    """NetworkRule of the API."""
+
+    name: str = ""
+    reject: bool = False
+    domain: str | None = None
+    cidr: str | None = None
+    service: str | None = None
+    ports: list[PortRange] = dataclasses.field(default_factory=list)
+    protocol: str = ""
+    secret: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "name": ("one", str),
+        "reject": ("one", bool),
+        "domain": ("one", str),
+        "cidr": ("one", str),
+        "service": ("one", str),
+        "ports": ("list", "PortRange"),
+        "protocol": ("one", str),
+        "secret": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkRule:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class PortRange(Message):
+    """PortRange is first to last, both included; last 0 means first alone."""
+
+    first: int = 0
+    last: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "first": ("one", _int),
+        "last": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> PortRange:
         return cls(**cls._load(data))
 
 
@@ -795,6 +947,10 @@ class Usage(Message):
     pids: int = 0
     disk_bytes: int = 0
     output_bytes: int = 0
+    net_sent_bytes: int = 0
+    net_received_bytes: int = 0
+    net_flows: int = 0
+    net_denied: int = 0
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "memory_bytes": ("one", _int),
@@ -803,6 +959,10 @@ class Usage(Message):
         "pids": ("one", _int),
         "disk_bytes": ("one", _int),
         "output_bytes": ("one", _int),
+        "net_sent_bytes": ("one", _int),
+        "net_received_bytes": ("one", _int),
+        "net_flows": ("one", _int),
+        "net_denied": ("one", _int),
     }
 
     @classmethod
@@ -828,6 +988,9 @@ class Sandbox(Message):
     enforcement: list[Enforcement] = dataclasses.field(default_factory=list)
     usage: Usage | None = None
     idle_for_ms: int = 0
+    image_digest: str = ""
+    config: ImageConfig | None = None
+    network_phase: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "id": ("one", str),
@@ -844,6 +1007,9 @@ class Sandbox(Message):
         "enforcement": ("list", "Enforcement"),
         "usage": ("one", "Usage"),
         "idle_for_ms": ("one", _int),
+        "image_digest": ("one", str),
+        "config": ("one", "ImageConfig"),
+        "network_phase": ("one", str),
     }
 
     @classmethod
@@ -1148,6 +1314,50 @@ class ExtendTTLResponse(Message):
 
 
 @dataclasses.dataclass
+class CapabilitiesRequest(Message):
+    """CapabilitiesRequest of the API."""
+
+    backend: str = ""
+    class_: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "backend": ("one", str),
+        "class_": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> CapabilitiesRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class CapabilitiesResponse(Message):
+    """CapabilitiesResponse of the API."""
+
+    resources: dict[str, str] = dataclasses.field(default_factory=dict)
+    network_entries: list[str] = dataclasses.field(default_factory=list)
+    network_changes: bool = False
+    features: list[str] = dataclasses.field(default_factory=list)
+    largest: Limits | None = None
+    sandboxes_max: int = 0
+    creates_at_once: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "resources": ("map", str),
+        "network_entries": ("list", str),
+        "network_changes": ("one", bool),
+        "features": ("list", str),
+        "largest": ("one", "Limits"),
+        "sandboxes_max": ("one", _int),
+        "creates_at_once": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> CapabilitiesResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
 class FileInfo(Message):
     """FileInfo of the API."""
 
@@ -1178,6 +1388,11 @@ class FileInfo(Message):
     @classmethod
     def from_json(cls, data: Json) -> FileInfo:
         return cls(**cls._load(data))
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclasses.dataclass
@@ -1249,6 +1464,7 @@ class WriteFileHeader(Message):
     mode: int = 0
     size: int | None = None
     key: str = ""
+    owner: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "id": ("one", str),
@@ -1257,6 +1473,7 @@ class WriteFileHeader(Message):
         "mode": ("one", _int),
         "size": ("one", _int),
         "key": ("one", str),
+        "owner": ("one", str),
     }
 
     @classmethod
@@ -1468,11 +1685,13 @@ class UploadTarHeader(Message):
     id: str = ""
     path: str = ""
     user: str = ""
+    owner: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "id": ("one", str),
         "path": ("one", str),
         "user": ("one", str),
+        "owner": ("one", str),
     }
 
     @classmethod
@@ -1534,6 +1753,519 @@ class DownloadTarResponse(Message):
 
 
 @dataclasses.dataclass
+class ReadBatchRequest(Message):
+    """ReadBatchRequest of the API."""
+
+    id: str = ""
+    paths: list[str] = dataclasses.field(default_factory=list)
+    user: str = ""
+    max_bytes: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "paths": ("list", str),
+        "user": ("one", str),
+        "max_bytes": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> ReadBatchRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class ReadBatchResponse(Message):
+    """ReadBatchResponse of the API."""
+
+    files: list[FileContent] = dataclasses.field(default_factory=list)
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "files": ("list", "FileContent"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> ReadBatchResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class FileContent(Message):
+    """FileContent of the API."""
+
+    path: str = ""
+    info: FileInfo | None = None
+    data: bytes = b""
+    error: ErrorDetail | None = None
+    message: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "path": ("one", str),
+        "info": ("one", "FileInfo"),
+        "data": ("one", _bytes),
+        "error": ("one", "ErrorDetail"),
+        "message": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> FileContent:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class WriteBatchRequest(Message):
+    """WriteBatchRequest of the API."""
+
+    id: str = ""
+    files: list[FileToWrite] = dataclasses.field(default_factory=list)
+    user: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "files": ("list", "FileToWrite"),
+        "user": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> WriteBatchRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class FileToWrite(Message):
+    """FileToWrite of the API."""
+
+    path: str = ""
+    data: bytes = b""
+    mode: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "path": ("one", str),
+        "data": ("one", _bytes),
+        "mode": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> FileToWrite:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class WriteBatchResponse(Message):
+    """WriteBatchResponse of the API."""
+
+    files: list[FileWritten] = dataclasses.field(default_factory=list)
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "files": ("list", "FileWritten"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> WriteBatchResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class FileWritten(Message):
+    """FileWritten of the API."""
+
+    path: str = ""
+    info: FileInfo | None = None
+    error: ErrorDetail | None = None
+    message: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "path": ("one", str),
+        "info": ("one", "FileInfo"),
+        "error": ("one", "ErrorDetail"),
+        "message": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> FileWritten:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class ChangeFileRequest(Message):
+    """ChangeFileRequest of the API."""
+
+    id: str = ""
+    path: str = ""
+    user: str = ""
+    mode: int | None = None
+    owner: str = ""
+    modified_at: datetime.datetime | None = None
+    no_follow: bool = False
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "path": ("one", str),
+        "user": ("one", str),
+        "mode": ("one", _int),
+        "owner": ("one", str),
+        "modified_at": ("one", _time),
+        "no_follow": ("one", bool),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> ChangeFileRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class ChangeFileResponse(Message):
+    """ChangeFileResponse of the API."""
+
+    info: FileInfo | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "info": ("one", "FileInfo"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> ChangeFileResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class MakeLinkRequest(Message):
+    """MakeLinkRequest of the API."""
+
+    id: str = ""
+    path: str = ""
+    target: str = ""
+    user: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "path": ("one", str),
+        "target": ("one", str),
+        "user": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> MakeLinkRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class MakeLinkResponse(Message):
+    """MakeLinkResponse of the API."""
+
+    info: FileInfo | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "info": ("one", "FileInfo"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> MakeLinkResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class WatchFilesRequest(Message):
+    """WatchFilesRequest of the API."""
+
+    id: str = ""
+    path: str = ""
+    user: str = ""
+    recursive: bool = False
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "path": ("one", str),
+        "user": ("one", str),
+        "recursive": ("one", bool),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> WatchFilesRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class WatchFilesResponse(Message):
+    """WatchFilesResponse of the API."""
+
+    change: str = ""
+    path: str = ""
+    from_: str = ""
+    type: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "change": ("one", str),
+        "path": ("one", str),
+        "from_": ("one", str),
+        "type": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> WatchFilesResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class SetNetworkPolicyRequest(Message):
+    """SetNetworkPolicyRequest of the API."""
+
+    id: str = ""
+    policy: NetworkPolicy | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "policy": ("one", "NetworkPolicy"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> SetNetworkPolicyRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class SetNetworkPolicyResponse(Message):
+    """SetNetworkPolicyResponse of the API."""
+
+    sandbox: Sandbox | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "sandbox": ("one", "Sandbox"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> SetNetworkPolicyResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class SetNetworkPhaseRequest(Message):
+    """SetNetworkPhaseRequest of the API."""
+
+    id: str = ""
+    phase: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "phase": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> SetNetworkPhaseRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class SetNetworkPhaseResponse(Message):
+    """SetNetworkPhaseResponse of the API."""
+
+    sandbox: Sandbox | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "sandbox": ("one", "Sandbox"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> SetNetworkPhaseResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class CheckNetworkRequest(Message):
+    """CheckNetworkRequest of the API."""
+
+    id: str = ""
+    host: str = ""
+    port: int = 0
+    protocol: str = ""
+    service: str = ""
+    package: str = ""
+    version: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "host": ("one", str),
+        "port": ("one", _int),
+        "protocol": ("one", str),
+        "service": ("one", str),
+        "package": ("one", str),
+        "version": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> CheckNetworkRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class CheckNetworkResponse(Message):
+    """CheckNetworkResponse of the API."""
+
+    allowed: bool = False
+    rule: str = ""
+    phase: str = ""
+    reason: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "allowed": ("one", bool),
+        "rule": ("one", str),
+        "phase": ("one", str),
+        "reason": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> CheckNetworkResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkEvent(Message):
+    """NetworkEvent is one record of the flow log."""
+
+    seq: int = 0
+    at: datetime.datetime | None = None
+    phase: str = ""
+    kind: str = ""
+    denied: bool = False
+    rule: str = ""
+    service: str = ""
+    name: str = ""
+    version: str = ""
+    address: str = ""
+    port: int = 0
+    protocol: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    duration_us: int = 0
+    source: str = ""
+    digest: str = ""
+    count: int = 0
+    error: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "seq": ("one", _int),
+        "at": ("one", _time),
+        "phase": ("one", str),
+        "kind": ("one", str),
+        "denied": ("one", bool),
+        "rule": ("one", str),
+        "service": ("one", str),
+        "name": ("one", str),
+        "version": ("one", str),
+        "address": ("one", str),
+        "port": ("one", _int),
+        "protocol": ("one", str),
+        "sent_bytes": ("one", _int),
+        "received_bytes": ("one", _int),
+        "duration_us": ("one", _int),
+        "source": ("one", str),
+        "digest": ("one", str),
+        "count": ("one", _int),
+        "error": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkEvent:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkLogRequest(Message):
+    """NetworkLogRequest of the API."""
+
+    id: str = ""
+    from_seq: int = 0
+    follow: bool = False
+    denied: bool = False
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "from_seq": ("one", _int),
+        "follow": ("one", bool),
+        "denied": ("one", bool),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkLogRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class NetworkLogResponse(Message):
+    """NetworkLogResponse of the API."""
+
+    events: list[NetworkEvent] = dataclasses.field(default_factory=list)
+    next_seq: int = 0
+    missing: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "events": ("list", "NetworkEvent"),
+        "next_seq": ("one", _int),
+        "missing": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> NetworkLogResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class EndpointRequest(Message):
+    """EndpointRequest of the API."""
+
+    id: str = ""
+    port: int = 0
+    ttl_ms: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "port": ("one", _int),
+        "ttl_ms": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> EndpointRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class EndpointResponse(Message):
+    """EndpointResponse of the API."""
+
+    url: str = ""
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    browser_url: str = ""
+    expires_at: datetime.datetime | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "url": ("one", str),
+        "headers": ("map", str),
+        "browser_url": ("one", str),
+        "expires_at": ("one", _time),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> EndpointResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class TerminalSize(Message):
+    """TerminalSize is measured in characters; 1 to 65535 each."""
+
+    columns: int = 0
+    rows: int = 0
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "columns": ("one", _int),
+        "rows": ("one", _int),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> TerminalSize:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
 class Command(Message):
     """Command of the API."""
 
@@ -1544,6 +2276,7 @@ class Command(Message):
     cwd: str = ""
     merge_stderr: bool = False
     timeout_ms: int = 0
+    overflow: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "argv": ("list", str),
@@ -1553,6 +2286,7 @@ class Command(Message):
         "cwd": ("one", str),
         "merge_stderr": ("one", bool),
         "timeout_ms": ("one", _int),
+        "overflow": ("one", str),
     }
 
     @classmethod
@@ -1601,6 +2335,7 @@ class Result(Message):
     infra_error: str = ""
     paused_us: int = 0
     replayed: bool = False
+    output_exceeded: bool = False
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "exit_code": ("one", _int),
@@ -1618,6 +2353,7 @@ class Result(Message):
         "infra_error": ("one", str),
         "paused_us": ("one", _int),
         "replayed": ("one", bool),
+        "output_exceeded": ("one", bool),
     }
 
     @classmethod
@@ -1637,6 +2373,8 @@ class Process(Message):
     result: Result | None = None
     host_pid: int = 0
     input_open: bool = False
+    terminal: TerminalSize | None = None
+    shell: str = ""
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "number": ("one", _int),
@@ -1647,6 +2385,8 @@ class Process(Message):
         "result": ("one", "Result"),
         "host_pid": ("one", _int),
         "input_open": ("one", bool),
+        "terminal": ("one", "TerminalSize"),
+        "shell": ("one", str),
     }
 
     @classmethod
@@ -1718,6 +2458,8 @@ class StartRequest(Message):
     detached: bool = False
     key: str = ""
     note: bytes = b""
+    terminal: TerminalSize | None = None
+    lossless: bool = False
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "id": ("one", str),
@@ -1726,6 +2468,8 @@ class StartRequest(Message):
         "detached": ("one", bool),
         "key": ("one", str),
         "note": ("one", _bytes),
+        "terminal": ("one", "TerminalSize"),
+        "lossless": ("one", bool),
     }
 
     @classmethod
@@ -1816,6 +2560,7 @@ class AttachRequest(Message):
     stdout_offset: int = 0
     stderr_offset: int = 0
     no_follow: bool = False
+    lossless: bool = False
 
     _types: ClassVar[dict[str, tuple[str, Any]]] = {
         "id": ("one", str),
@@ -1823,6 +2568,7 @@ class AttachRequest(Message):
         "stdout_offset": ("one", _int),
         "stderr_offset": ("one", _int),
         "no_follow": ("one", bool),
+        "lossless": ("one", bool),
     }
 
     @classmethod
@@ -1882,8 +2628,37 @@ class SendInputResponse(Message):
 
 
 @dataclasses.dataclass
+class ResizeTTYRequest(Message):
+    """ResizeTTYRequest is refused for a process without a terminal."""
+
+    id: str = ""
+    number: int = 0
+    size: TerminalSize | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "number": ("one", _int),
+        "size": ("one", "TerminalSize"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> ResizeTTYRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class ResizeTTYResponse(Message):
+    """ResizeTTYResponse of the API."""
+
+
+    @classmethod
+    def from_json(cls, data: Json) -> ResizeTTYResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
 class CloseInputRequest(Message):
-    """CloseInputRequest of the API."""
+    """CloseInputRequest is refused for a terminal, which has no end of input: send the byte 4 (Ctrl-D)."""
 
     id: str = ""
     number: int = 0
@@ -1966,4 +2741,160 @@ class ListProcessesResponse(Message):
 
     @classmethod
     def from_json(cls, data: Json) -> ListProcessesResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class Shell(Message):
+    """Shell is a session. Kept are working directory, exported and other variables, functions, aliases and
+    options; not kept are open descriptors, traps and the job table. In shells other than bash functions and
+    aliases are not kept. The states of all sessions of a sandbox hold 8 MiB together. A working directory
+    that is gone costs one command, which fails to start, and the session goes on in /.
+    """
+
+    name: str = ""
+    interpreter: str = ""
+    user: str = ""
+    cwd: str = ""
+    opened_at: datetime.datetime | None = None
+    not_kept: list[str] = dataclasses.field(default_factory=list)
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "name": ("one", str),
+        "interpreter": ("one", str),
+        "user": ("one", str),
+        "cwd": ("one", str),
+        "opened_at": ("one", _time),
+        "not_kept": ("list", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Shell:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class OpenShellRequest(Message):
+    """OpenShellRequest of the API."""
+
+    id: str = ""
+    name: str = ""
+    interpreter: str = ""
+    user: str = ""
+    cwd: str = ""
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    env_mode: str = ""
+    login: bool = False
+    key: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "name": ("one", str),
+        "interpreter": ("one", str),
+        "user": ("one", str),
+        "cwd": ("one", str),
+        "env": ("map", str),
+        "env_mode": ("one", str),
+        "login": ("one", bool),
+        "key": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> OpenShellRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class OpenShellResponse(Message):
+    """OpenShellResponse of the API."""
+
+    shell: Shell | None = None
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "shell": ("one", "Shell"),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> OpenShellResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class RunInShellRequest(Message):
+    """RunInShellRequest of the API."""
+
+    id: str = ""
+    shell: str = ""
+    script: str = ""
+    stdin: bytes | None = None
+    merge_stderr: bool = False
+    timeout_ms: int = 0
+    max_output_bytes: int = 0
+    overflow: str = ""
+    key: str = ""
+    note: bytes = b""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "shell": ("one", str),
+        "script": ("one", str),
+        "stdin": ("one", _bytes),
+        "merge_stderr": ("one", bool),
+        "timeout_ms": ("one", _int),
+        "max_output_bytes": ("one", _int),
+        "overflow": ("one", str),
+        "key": ("one", str),
+        "note": ("one", _bytes),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> RunInShellRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class RunInShellResponse(Message):
+    """RunInShellResponse of the API."""
+
+    run: RunResponse | None = None
+    shell: Shell | None = None
+    syntax_error: bool = False
+    state_lost: bool = False
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "run": ("one", "RunResponse"),
+        "shell": ("one", "Shell"),
+        "syntax_error": ("one", bool),
+        "state_lost": ("one", bool),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> RunInShellResponse:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class CloseShellRequest(Message):
+    """CloseShellRequest of the API."""
+
+    id: str = ""
+    shell: str = ""
+
+    _types: ClassVar[dict[str, tuple[str, Any]]] = {
+        "id": ("one", str),
+        "shell": ("one", str),
+    }
+
+    @classmethod
+    def from_json(cls, data: Json) -> CloseShellRequest:
+        return cls(**cls._load(data))
+
+
+@dataclasses.dataclass
+class CloseShellResponse(Message):
+    """CloseShellResponse of the API."""
+
+
+    @classmethod
+    def from_json(cls, data: Json) -> CloseShellResponse:
         return cls(**cls._load(data))

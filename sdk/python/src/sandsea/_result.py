@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from . import _models as m
-from .errors import CommandFailed, CommandTimeout, InfraError
+from .errors import CommandFailed, CommandTimeout, InfraError, OutputLimitExceeded, start_failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Result:
     signal: str | None = None
     timed_out: bool = False
     oom: bool = False
-    #: output is missing from stdout or stderr
+    #: bytes that the command wrote are missing from this stdout or stderr
     truncated: bool = False
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -37,21 +37,38 @@ class Result:
     #: why the command never ran (not_found, not_executable, ...), or None
     start_failure: str | None = None
     start_message: str | None = None
+    start_errno: int = 0
     #: bytes that the command ever wrote to each stream
     stdout_total: int = 0
     stderr_total: int = 0
+    #: overflow was "fail" and a stream grew beyond the limit
+    output_exceeded: bool = False
     #: the answer was recorded by an earlier call with the same key
     replayed: bool = False
+    #: in a shell session: the script could not be parsed and nothing of it was run
+    syntax_error: bool = False
+    #: in a shell session: the session is as it was before this command
+    state_lost: bool = False
 
     def check(self) -> Result:
-        """Return self, or raise CommandFailed (CommandTimeout after a time limit) when the exit code is not 0."""
-        if self.exit_code == 0:
+        """Return self, or raise CommandFailed when the exit code is not 0.
+
+        It is CommandTimeout after a time limit, StartFailed when the command never ran, and OutputLimitExceeded,
+        whatever the exit code, when overflow="fail" was asked for and there was more.
+        """
+        if self.exit_code == 0 and not self.output_exceeded:
             return self
         last = (self.start_message or self.stderr.strip() or self.stdout.strip()).rsplit("\n", 1)[-1][:200]
-        name = " ".join(self.argv)
+        line = self.argv[2] if len(self.argv) == 3 and self.argv[1] == "-c" else " ".join(self.argv)
+        name = line.strip().split("\n", 1)[0]
         name = name if len(name) <= 80 else name[:77] + "..."
         if self.timed_out:
             raise CommandTimeout(f"`{name}` timed out after {self.wall_seconds:.1f} s in {self.sandbox[:8]}", self)
+        if self.start_failure:
+            raise start_failed(f"`{name}` never ran in {self.sandbox[:8]}: {last}", self)
+        if self.output_exceeded:
+            total = max(self.stdout_total, self.stderr_total)
+            raise OutputLimitExceeded(f"`{name}` wrote {total} bytes in {self.sandbox[:8]}. Raise max_output", self)
         raise CommandFailed(f"`{name}` exited {self.exit_code} in {self.sandbox[:8]}: {last}", self)
 
     def __repr__(self) -> str:
@@ -67,8 +84,11 @@ def make(
     cut: bool,
     errors: str,
     argv: tuple[str, ...],
+    exceeded: bool = False,
+    syntax_error: bool = False,
+    state_lost: bool = False,
 ) -> Result:
-    """Make the Result of an ended process."""
+    """Make the Result of an ended process. `cut` and `exceeded` are what the reader knows beyond the record."""
     r = process.result or m.Result()
     if r.infra_error:
         raise InfraError(f"sandbox {sandbox[:8]}: {r.infra_error}. Platform fault, not the command's")
@@ -103,7 +123,11 @@ def make(
         peak_memory_bytes=r.peak_memory_bytes,
         start_failure=failure,
         start_message=r.start_failure.message if r.start_failure else None,
+        start_errno=r.start_failure.errno if r.start_failure else 0,
         stdout_total=r.stdout_bytes,
         stderr_total=r.stderr_bytes,
+        output_exceeded=exceeded or r.output_exceeded,
         replayed=r.replayed,
+        syntax_error=syntax_error,
+        state_lost=state_lost,
     )

@@ -17,25 +17,34 @@ __all__ = [
     "AlreadyExists",
     "CommandFailed",
     "CommandTimeout",
+    "DataLoss",
     "Denied",
     "Exhausted",
     "FileError",
+    "FileExists",
     "FilePermissionError",
     "FileTooLarge",
     "InfraError",
+    "InvalidPath",
+    "InvalidRequest",
     "IsADirectory",
     "Lost",
     "MissingFile",
     "NotADirectory",
     "NotFound",
     "OutcomeUnknown",
+    "OutputLimitExceeded",
     "PreconditionFailed",
+    "ProgramMissing",
+    "ProgramNotExecutable",
     "RequestTimeout",
     "SandboxEnded",
     "SandseaError",
+    "StartFailed",
+    "StreamEnded",
     "Unauthenticated",
     "Unavailable",
-    "InvalidRequest",
+    "WorkdirMissing",
 ]
 
 
@@ -64,6 +73,11 @@ class SandseaError(Exception):
     def retryable(self) -> bool:
         """The same call may be sent again (after an unknown outcome: with the same key only)."""
         return bool(self.detail.get("retryable", False))
+
+    @property
+    def stage(self) -> str:
+        """Where a create failed: "queue", "image" or "start"; empty elsewhere."""
+        return str(self.detail.get("stage", ""))
 
     @property
     def retry_after(self) -> float | None:
@@ -140,9 +154,14 @@ class Unavailable(InfraError, ConnectionError):
 
 
 class Lost(InfraError):
-    """The sandbox is gone with its node."""
+    """The sandbox is gone by the platform's fault, with its node or by its `cause`."""
 
     kind = "lost"
+
+    @property
+    def cause(self) -> str:
+        """infra_lost, infra_killed, infra_orphaned, ...; empty when nobody knows."""
+        return str(self.detail.get("cause", ""))
 
 
 class OutcomeUnknown(InfraError):
@@ -177,6 +196,53 @@ class CommandTimeout(CommandFailed, TimeoutError):
         return self.result
 
 
+class OutputLimitExceeded(CommandFailed):
+    """`Result.check()` of a command that wrote more than its limit, with overflow="fail"."""
+
+    @property
+    def partial(self) -> Result:
+        """The result with the first bytes of the output."""
+        return self.result
+
+
+class StartFailed(CommandFailed, OSError):
+    """`Result.check()` of a command that never ran; `result.start_failure` says why in one word."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        CommandFailed.__init__(self, message, result)
+        self.errno = result.start_errno or None
+        self.strerror = os.strerror(result.start_errno) if result.start_errno else message
+        self.filename = result.argv[0] if result.argv else None
+
+
+class ProgramMissing(StartFailed, FileNotFoundError):
+    """No such program."""
+
+
+class ProgramNotExecutable(StartFailed, PermissionError):
+    """The acting user may not execute it, or nothing can."""
+
+
+class WorkdirMissing(StartFailed, FileNotFoundError):
+    """The directory that the command should run in is not there."""
+
+
+_START_FAILURES: dict[str, type[StartFailed]] = {
+    "not_found": ProgramMissing,
+    "not_executable": ProgramNotExecutable,
+    "cwd": WorkdirMissing,
+}
+
+
+def start_failed(message: str, result: Result) -> StartFailed:
+    """Make the exception for a command that never ran."""
+    return _START_FAILURES.get(result.start_failure or "", StartFailed)(message, result)
+
+
+class StreamEnded(SandseaError, EOFError):
+    """The output was over before what was waited for came."""
+
+
 class FileError(SandseaError, OSError):
     """A file call failed inside the sandbox."""
 
@@ -202,6 +268,14 @@ class NotADirectory(FileError, NotADirectoryError):
 
 class FilePermissionError(FileError, Denied, PermissionError):
     """The acting user may not."""
+
+
+class FileExists(FileError, AlreadyExists, FileExistsError):
+    """The path is taken."""
+
+
+class InvalidPath(FileError, InvalidRequest):
+    """No path that a file could have: relative where an absolute one is needed, too long, with a NUL."""
 
 
 class FileTooLarge(FileError):
@@ -233,12 +307,15 @@ _CODES = {
     "resource_exhausted": "exhausted",
     "deadline_exceeded": "deadline",
     "aborted": "unavailable",
-    "unimplemented": "invalid",
+    "unimplemented": "failed_precondition",
     "unknown": "internal",
 }
 
 _FILE_ERRORS: dict[int, type[FileError]] = {
     _errno.ENOENT: MissingFile,
+    _errno.EEXIST: FileExists,
+    _errno.EINVAL: InvalidPath,
+    _errno.ENAMETOOLONG: InvalidPath,
     _errno.EISDIR: IsADirectory,
     _errno.ENOTDIR: NotADirectory,
     _errno.EACCES: FilePermissionError,
@@ -255,13 +332,19 @@ def from_connect(error: dict[str, Any], filename: str | None = None) -> SandseaE
     for d in error.get("details") or []:
         if d.get("type") == "sandsea.v1.ErrorDetail" and isinstance(d.get("debug"), dict):
             detail = {_snake(k): v for k, v in d["debug"].items()}
-    kind = str(detail.get("kind") or _CODES.get(code, code))
+    if code == "unimplemented" and not detail:
+        message = "the server does not know this call. It is older than this package: bring both to one release"
+    return from_detail(message, detail, str(detail.get("kind") or _CODES.get(code, code)), filename)
+
+
+def from_detail(message: str, detail: dict[str, Any], kind: str = "", filename: str | None = None) -> SandseaError:
+    """Make the exception for the facts of an error; `kind` is that of the facts when empty."""
+    kind = kind or str(detail.get("kind", "internal"))
     number = int(detail.get("errno", 0) or 0)
     if number and filename is not None:
-        detail["filename"] = filename
-        return _FILE_ERRORS.get(number, FileError)(message, detail)
-    if detail.get("cause"):
-        return SandboxEnded(message, detail)
+        return _FILE_ERRORS.get(number, FileError)(message, {**detail, "filename": filename})
+    if detail.get("cause") and kind in ("failed_precondition", "not_found"):
+        return (Lost if str(detail["cause"]).startswith("infra_") else SandboxEnded)(message, detail)
     return _KINDS.get(kind, InfraError if kind == "internal" else SandseaError)(message, detail)
 
 

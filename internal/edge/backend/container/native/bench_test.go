@@ -46,7 +46,7 @@ func benchmarkCreate(b *testing.B, warm int, pause time.Duration) {
 			b.Fatal(err)
 		}
 		begin := time.Now()
-		i, err := e.Start(context.Background(), id, m.plan(), smallLimits, time.Now().Add(time.Hour))
+		i, err := e.Start(context.Background(), m.spec(id))
 		took = time.Since(begin)
 		if err != nil {
 			b.Fatal(err)

@@ -41,7 +41,7 @@ func newID(tb testing.TB) sandbox.ID {
 // start starts a sandbox that is stopped when the test ends.
 func (e *edge) start(tb testing.TB, p plan.Plan, l sandbox.Limits) *box {
 	tb.Helper()
-	i, err := e.Start(tb.Context(), newID(tb), p, l, time.Now().Add(time.Hour))
+	i, err := e.Start(tb.Context(), backend.Spec{ID: newID(tb), Plan: p, Limits: l, Hard: time.Now().Add(time.Hour)})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sandsea/sandsea/internal/chronus/wire"
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/linux/affinity"
@@ -56,6 +57,7 @@ type Instance struct {
 	stopped bool           // guarded by mu: everything is given back
 	oom     int64          // guarded by mu: kills seen so far
 	oomAt   time.Time      // guarded by mu: when that number was seen first
+	slot    *netslot.Slot  // guarded by mu: its link; nil: none
 }
 
 var _ backend.Instance = (*Instance)(nil)
@@ -347,8 +349,9 @@ func (i *Instance) kill(ctx context.Context, grace time.Duration) error {
 			break
 		}
 		if grace > 0 {
+			// What cannot be asked to end is ended all the same.
 			if err := i.terminate(ctx, grace); err != nil {
-				return err
+				i.b.log.Warn("processes of a sandbox could not be asked to end", "sandbox", i.id, "err", err)
 			}
 		}
 		i.mu.Lock()
@@ -423,9 +426,22 @@ func (i *Instance) reported(ctx context.Context) {
 	}
 }
 
+// signalBatch is how many processes are held by a descriptor at a time: how many there are is the sandbox's choice, and
+// the descriptors are the whole node's.
+const signalBatch = 64
+
 // signal reaches processes that are certainly the sandbox's: a number may be another's by the time it is used, so each
 // is named by a pidfd first and looked for in the group once more.
 func (i *Instance) signal(pids []int, sig syscall.Signal) error {
+	for batch := range slices.Chunk(pids, signalBatch) {
+		if err := i.signalThese(batch, sig); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (i *Instance) signalThese(pids []int, sig syscall.Signal) error {
 	named := map[int]*os.File{}
 	defer func() {
 		for _, f := range named {
@@ -467,6 +483,12 @@ func (i *Instance) release(ctx context.Context) error {
 		return err
 	}
 	if err := i.b.cfg.Uppers.Release(string(i.id)); err != nil {
+		return err
+	}
+	if err := i.b.dev.remove(i.group.ID()); err != nil {
+		return err
+	}
+	if err := i.unlink(); err != nil {
 		return err
 	}
 	if err := i.group.Remove(ctx); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/node"
@@ -350,7 +351,7 @@ func TestLimitsHold(t *testing.T) {
 		}
 		l := smallLimits
 		l.OpenFiles = e.noFile + 1
-		_, err := e.Start(t.Context(), newID(t), m.plan(), l, time.Time{})
+		_, err := e.Start(t.Context(), backend.Spec{ID: newID(t), Plan: m.plan(), Limits: l})
 		if !errors.Is(err, errdefs.FailedPrecondition) || errdefs.From(err).Field != "limits.open_files" {
 			t.Errorf("a limit beyond the node's: %v", err)
 		}
@@ -394,7 +395,7 @@ func TestAStartThatCannotBeIsRefusedAndLeavesNothing(t *testing.T) {
 			c.change(&l)
 			p := m.plan()
 			p.Layers = c.layers
-			i, err := e.Start(t.Context(), newID(t), p, l, time.Time{})
+			i, err := e.Start(t.Context(), backend.Spec{ID: newID(t), Plan: p, Limits: l})
 			if err == nil {
 				_, _ = i.Stop(t.Context(), 0)
 			}

@@ -97,7 +97,7 @@ func TestAnEndOfItsOwnIsSeenWithItsCause(t *testing.T) {
 func TestAnEndWhileNoEdgeWasThere(t *testing.T) {
 	m := use(t)
 	first := m.open(t)
-	i, err := first.Start(t.Context(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+	i, err := first.Start(t.Context(), m.spec(newID(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestKillOfTheSpawner(t *testing.T) {
 						return
 					default:
 					}
-					i, err := e.Start(context.Background(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+					i, err := e.Start(context.Background(), m.spec(newID(t)))
 					mu.Lock()
 					if err != nil {
 						failed++
@@ -218,7 +218,7 @@ func TestKillOfAnEdgeInTheMiddleOfACreate(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			result := make(chan error, 1)
 			go func() {
-				_, err := first.Start(ctx, newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+				_, err := first.Start(ctx, m.spec(newID(t)))
 				result <- err
 			}()
 			<-reached
@@ -259,7 +259,7 @@ func TestKillOfTheKeeper(t *testing.T) {
 	m.endRole("keeper")
 	begun := make(chan error, 1)
 	go func() {
-		i, err := e.Start(context.Background(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+		i, err := e.Start(context.Background(), m.spec(newID(t)))
 		if err == nil {
 			_, err = i.Stop(context.Background(), 0)
 		}
@@ -299,7 +299,7 @@ func TestKillOfTheKeeper(t *testing.T) {
 func TestBothHoldersGone(t *testing.T) {
 	m := use(t)
 	e := m.open(t)
-	i, err := e.Start(t.Context(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+	i, err := e.Start(t.Context(), m.spec(newID(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +345,7 @@ func TestManyCyclesLeaveNothing(t *testing.T) {
 		for range 8 {
 			wg.Go(func() {
 				for range n / 8 {
-					i, err := e.Start(t.Context(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+					i, err := e.Start(t.Context(), m.spec(newID(t)))
 					if err != nil {
 						t.Error(err)
 						return
@@ -436,6 +436,34 @@ func TestStopGivesTheGraceToProcessesThatAreInNoCommandAnyMore(t *testing.T) {
 	}
 	if got := out(); !strings.HasSuffix(got, "bye\n") { // the shell may say more
 		t.Errorf("what it wrote on TERM: %q", got)
+	}
+}
+
+// How many processes there are is the sandbox's choice, and descriptors are the whole node's.
+func TestStopOfMoreProcessesThanTheNodeHasDescriptors(t *testing.T) {
+	m := use(t)
+	l := smallLimits
+	l.Memory, l.Pids = 256<<20, 400
+	b := m.open(t).start(t, m.plan(), l)
+	b.sh("i=0; while [ $i -lt 200 ]; do sleep 1000 </dev/null >/dev/null 2>&1 & i=$((i+1)); done")
+	var old syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	next, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	syscall.Close(next)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(next) + 100, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Stop(t.Context(), patience)
+	if rerr := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old); rerr != nil {
+		t.Fatal(rerr)
+	}
+	if err != nil {
+		t.Errorf("stop: %v", err)
 	}
 }
 

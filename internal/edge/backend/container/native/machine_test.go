@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/internal/chronus/wire"
+	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/edge/upper"
@@ -280,6 +281,11 @@ func (m *machine) left(tb testing.TB) []string {
 		out = append(out, "writable layer "+n)
 	}
 	return out
+}
+
+// spec is what most tests start.
+func (m *machine) spec(id sandbox.ID) backend.Spec {
+	return backend.Spec{ID: id, Plan: m.plan(), Limits: smallLimits, Hard: time.Now().Add(time.Hour)}
 }
 
 func (m *machine) plan() plan.Plan {

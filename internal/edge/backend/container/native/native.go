@@ -16,6 +16,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/edge/backend"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/edge/upper"
 	"github.com/sandsea/sandsea/internal/keeper"
@@ -39,6 +40,8 @@ type Config struct {
 	Uppers  *upper.Store
 	Ranges  *uidrange.Pool
 	Layers  *compose.Composer
+	// Gate is where links lead; nil: this node gives none.
+	Gate *netslot.Gate
 	// Filter is the system-call filter of everything that runs inside: seccomp.Default.
 	Filter []byte
 	// Caps is the capability bounding set inside: wire.DefaultCaps.
@@ -84,7 +87,7 @@ func (c Config) Validate() error {
 type Backend struct {
 	cfg     Config
 	log     *slog.Logger
-	dev     *os.File // the /dev that all sandboxes share
+	dev     devices
 	sys     *os.File // the /sys that all sandboxes share
 	cpus    []int
 	nextCPU atomic.Uint64
@@ -126,11 +129,11 @@ func New(cfg Config) (_ *Backend, err error) {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
 	b.noFile = int64(min(lim.Max, 1<<30))
-	if b.dev, err = newDev(); err != nil {
+	if b.dev, err = newDevices(); err != nil {
 		return nil, fmt.Errorf("/dev of sandboxes: %w", err)
 	}
 	if b.sys, err = mount.Sysfs(); err != nil {
-		b.dev.Close()
+		_ = b.dev.close()
 		return nil, fmt.Errorf("/sys of sandboxes: %w", err)
 	}
 	return b, nil
@@ -286,7 +289,7 @@ func (b *Backend) Close() error {
 		i.abandon()
 	}
 	b.wg.Wait()
-	return errors.Join(b.dev.Close(), b.sys.Close())
+	return errors.Join(b.dev.close(), b.sys.Close())
 }
 
 // pin chooses processors for a quota: as many as it can keep busy, the next ones in turn. Nil is all of them.

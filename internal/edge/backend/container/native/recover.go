@@ -9,6 +9,8 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/edge/backend"
+	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/sandbox"
 )
@@ -66,6 +68,9 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 	if i.oom, err = i.group.OOMKills(); err != nil {
 		return nil, err
 	}
+	if i.slot, err = b.slotOf(h, i.group); err != nil {
+		return nil, fmt.Errorf("recover %s: %w", id, err)
+	}
 	if dead, derr := pidfd.Done(pid); derr != nil {
 		return nil, derr
 	} else if dead {
@@ -80,6 +85,23 @@ func (b *Backend) Recover(_ context.Context, id sandbox.ID, raw backend.Handle) 
 		return nil, errdefs.New(errdefs.Unavailable, object(id), "the edge is closing")
 	}
 	return i, nil
+}
+
+// slotOf finds the link of a sandbox from before. One whose process 1 is gone has none any more; nor has one on a node
+// that lost its gate, whose walls stand as they were.
+func (b *Backend) slotOf(h handle, g *cgroup.Group) (*netslot.Slot, error) {
+	if h.Slot == 0 || b.cfg.Gate == nil {
+		return nil, nil
+	}
+	id, err := g.Number()
+	if err != nil {
+		return nil, err
+	}
+	slot, err := b.cfg.Gate.Adopt(h.Slot, id)
+	if errors.Is(err, errdefs.NotFound) {
+		return nil, nil
+	}
+	return slot, err
 }
 
 // Sweep implements backend.Backend. It goes by names: control groups, writable layers and records of output that bear
@@ -122,6 +144,11 @@ func (b *Backend) Sweep(ctx context.Context, keep func(sandbox.ID) bool) error {
 		return err
 	}
 	b.cfg.Ranges.Settle()
+	if b.cfg.Gate != nil {
+		if err := b.cfg.Gate.Settle(ctx); err != nil {
+			return err
+		}
+	}
 	b.warm.open()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	aether "github.com/sandsea/sandsea/internal/aether/wire"
 	"github.com/sandsea/sandsea/internal/chronus"
 	"github.com/sandsea/sandsea/internal/chronus/wire"
 	"github.com/sandsea/sandsea/internal/edge/backend"
@@ -20,8 +21,8 @@ import (
 )
 
 // Start implements backend.Backend.
-func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandbox.Limits, hard time.Time,
-) (_ backend.Instance, err error) {
+func (b *Backend) Start(ctx context.Context, s backend.Spec) (_ backend.Instance, err error) {
+	id, p, l := s.ID, s.Plan, s.Limits
 	ctx, stop := context.WithTimeoutCause(ctx, startLimit,
 		errdefs.New(errdefs.Deadline, object(id), "not ready after %s", startLimit))
 	defer stop()
@@ -44,18 +45,21 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 	}
 
 	b.warm.open()
-	ended := b.warm.begin(l)
-	defer ended()
+	defer b.warm.begin(l, p.Network)()
 	b.stage("")
-	sh, err := b.takeShell(ctx, id, l)
+	sh, err := b.takeShell(ctx, id, l, p.Network)
 	if err != nil {
 		return nil, err
 	}
 	i := &Instance{
-		b: b, id: id, hard: hard, limits: l, lease: sh.lease, group: sh.group, pid: sh.pid, identity: sh.identity,
+		slot: sh.slot,
+		b:    b, id: id, hard: s.Hard, limits: l, lease: sh.lease, group: sh.group, pid: sh.pid, identity: sh.identity,
 		pidfd: sh.pidfd, control: sh.control, line: sh.line, broke: sh.broke, done: make(chan struct{}),
 	}
 	u.push(func(ctx context.Context) error { return sh.taken.run(ctx) })
+	if s.Linked != nil && sh.slot != nil {
+		s.Linked(sh.slot)
+	}
 	root, err := b.root(ctx, i, p, &u)
 	if err != nil {
 		return nil, err
@@ -80,6 +84,9 @@ func (b *Backend) Start(ctx context.Context, id sandbox.ID, p plan.Plan, l sandb
 		Hostname: p.Hostname, OpenFiles: files, NoNewPrivs: p.NoNewPrivs, Caps: b.cfg.Caps, Filter: b.cfg.Filter,
 		CPUs: b.pin(l.CPUMillis), VisibleCPUs: b.visible(l.CPUMillis), ShmBytes: shmBytes(l.Memory),
 		Root: root,
+	}
+	if p.Network {
+		setup.Resolver = aether.Gateway
 	}
 	force, err := i.line.Setup(ctx, setup)
 	b.stage("setup")
@@ -114,17 +121,23 @@ func (b *Backend) root(ctx context.Context, i *Instance, p plan.Plan, u *undo) (
 	b.stage("upper")
 	defer b.stage("overlay")
 	u.push(func(context.Context) error { return b.cfg.Uppers.Release(string(i.id)) })
-	return b.cfg.Layers.Overlay(ctx, p.Layers, i.lease.UserNS(), compose.Upper{Dir: up.Dir, Work: up.Work})
+	root, err := b.cfg.Layers.Overlay(ctx, p.Layers, i.lease.UserNS(), compose.Upper{Dir: up.Dir, Work: up.Work})
+	return root, errdefs.AtStage(err, errdefs.StageImage)
 }
 
-// takeShell gives a shell in which the limits of this sandbox are in force: one made ahead, or a new one.
-func (b *Backend) takeShell(ctx context.Context, id sandbox.ID, l sandbox.Limits) (*shell, error) {
-	s := b.warm.take(ctx)
+// takeShell gives a shell in which the limits of this sandbox are in force, with a link if it is to have one: one made
+// ahead, or a new one.
+func (b *Backend) takeShell(ctx context.Context, id sandbox.ID, l sandbox.Limits, network bool) (*shell, error) {
+	s := b.warm.take(ctx, network)
 	if s != nil {
 		b.stage("warm")
 		s.group.Serve(string(id))
 		err := s.limit(l)
 		b.stage("limits")
+		if err == nil && network && s.slot == nil {
+			err = b.connect(ctx, id, s)
+			b.stage("link")
+		}
 		if err == nil {
 			return s, nil
 		}
@@ -134,7 +147,7 @@ func (b *Backend) takeShell(ctx context.Context, id sandbox.ID, l sandbox.Limits
 			return nil, fmt.Errorf("start %s: %w", id, cerr)
 		}
 	}
-	s, err := b.newShell(ctx, id, l, b.stage)
+	s, err := b.newShell(ctx, id, l, network, b.stage)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +216,10 @@ func (b *Backend) enforcement(s wire.Setup, f chronus.InForce) map[string]string
 	out[node.FeatureUserNS] = "65,536 ids, id-mapped layers"
 	out[node.FeatureSeccomp] = fmt.Sprintf("%d instructions", len(s.Filter)/8)
 	out[node.FeatureNetwork] = "network namespace without a way out"
+	if s.Resolver.IsValid() {
+		out[node.FeatureNetwork] = "network namespace with one link, to Aether"
+		out[node.FeatureEgress] = "nftables, cgroup BPF, Aether"
+	}
 	out[node.FeatureLayers] = "EROFS by file, overlayfs"
 	if f.NoNewPrivs {
 		out["no_new_privs"] = "prctl"
@@ -250,11 +267,16 @@ type handle struct {
 	Limits      sandbox.Limits    `json:"limits"`
 	CPUs        []int             `json:"cpus,omitempty"`
 	Enforcement map[string]string `json:"enforcement"`
+	Slot        uint32            `json:"slot,omitempty"` // number of its link; 0: none
 }
 
 func (i *Instance) encode() (backend.Handle, error) {
+	var slot uint32
+	if i.slot != nil {
+		slot = i.slot.Number()
+	}
 	return json.Marshal(handle{
-		Version: handleVersion, ID: i.id, Group: i.group.ID(), UIDBase: i.lease.Base, Pid: i.pid, Identity: i.identity, Hard: i.hard,
+		Slot: slot, Version: handleVersion, ID: i.id, Group: i.group.ID(), UIDBase: i.lease.Base, Pid: i.pid, Identity: i.identity, Hard: i.hard,
 		Limits: i.limits, CPUs: i.cpus, Enforcement: i.enforce,
 	})
 }

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/edge/cgroup"
+	"github.com/sandsea/sandsea/internal/edge/netslot"
 	"github.com/sandsea/sandsea/internal/edge/uidrange"
 	"github.com/sandsea/sandsea/internal/linux/mount"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
@@ -31,6 +33,7 @@ type shell struct {
 	pidfd    *os.File
 	control  *os.File
 	line     *line
+	slot     *netslot.Slot // its link to the gate, walls closed; nil: none
 	broke    chan struct{} // has room for one: the line ended
 
 	prepared chan error // one answer: it is prepared, or why not
@@ -38,9 +41,9 @@ type shell struct {
 	taken    undo // what takes it back
 }
 
-// newShell makes a shell in which l is in force, for sandbox id if there is one already. It may still be preparing itself when it comes: ready waits for that. On
-// an error nothing is left.
-func (b *Backend) newShell(ctx context.Context, id sandbox.ID, l sandbox.Limits, stage func(string),
+// newShell makes a shell in which l is in force, with a link if asked to, for sandbox id if there is one already. It may
+// still be preparing itself when it comes: ready waits for that. On an error nothing is left.
+func (b *Backend) newShell(ctx context.Context, id sandbox.ID, l sandbox.Limits, network bool, stage func(string),
 ) (_ *shell, err error) {
 	s := &shell{limits: l, broke: make(chan struct{}, 1), prepared: make(chan error, 1)}
 	defer func() {
@@ -62,11 +65,12 @@ func (b *Backend) newShell(ctx context.Context, id sandbox.ID, l sandbox.Limits,
 	}
 	s.taken.push(func(ctx context.Context) error { return s.group.Remove(ctx) }) // whichever it is by then
 	stage("cgroup")
-	dev, err := mount.Clone(b.dev, false)
+	dev, err := b.dev.add(name)
 	if err != nil {
 		return nil, err
 	}
 	defer dev.Close()
+	s.taken.push(func(context.Context) error { return b.dev.remove(name) })
 	if err := mount.Idmap(dev, s.lease.UserNS(), mount.ReadOnly); err != nil {
 		return nil, err
 	}
@@ -98,6 +102,12 @@ func (b *Backend) newShell(ctx context.Context, id sandbox.ID, l sandbox.Limits,
 		return err
 	})
 	s.wg.Go(func() { s.prepared <- s.line.Prepare(ctx) })
+	if network {
+		if err := b.connect(ctx, id, s); err != nil {
+			return nil, err
+		}
+		stage("link")
+	}
 	return s, nil
 }
 
@@ -206,7 +216,8 @@ var (
 
 // pool keeps shells ready. One goroutine makes them, one at a time, and only while no start is under way: on a busy node
 // a shell made ahead costs a start that waits as much as it saves the next. A start that finds none ready takes the one in
-// the making, if no other start has, else it makes its own.
+// the making, if no other start has, else it makes its own. Those with a link and those without are apart: a sandbox
+// without network has no link, one with network may get one late.
 type pool struct {
 	size int
 	b    *Backend
@@ -222,6 +233,8 @@ type pool struct {
 	waiter  chan *shell    // guarded by mu: gets the one in the making, or nil; nil: nobody
 	starts  int            // guarded by mu: under way
 	limits  sandbox.Limits // guarded by mu: of the last start, which the next is most likely to want
+	network bool           // guarded by mu: likewise
+	linked  bool           // guarded by mu: the one in the making has a link
 }
 
 // shellLimits are those of shells made ahead when no start has told better, and the least that a shell gets.
@@ -247,11 +260,12 @@ func (p *pool) poke() {
 	}
 }
 
-// begin says that a start with these limits is under way until end is called.
-func (p *pool) begin(l sandbox.Limits) (end func()) {
+// begin says that a start with these limits is under way until end is called, once.
+func (p *pool) begin(l sandbox.Limits, network bool) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.starts++
+	p.network = network && p.b.cfg.Gate != nil
 	if l.Memory >= shellLimits.Memory && l.CPUMillis >= shellLimits.CPUMillis && l.Pids >= shellLimits.Pids {
 		p.limits = sandbox.Limits{Memory: l.Memory, CPUMillis: l.CPUMillis, Pids: l.Pids}
 	}
@@ -263,15 +277,19 @@ func (p *pool) begin(l sandbox.Limits) (end func()) {
 	}
 }
 
-// take gives a prepared shell, or nil if there is none to be had soon.
-func (p *pool) take(ctx context.Context) *shell {
+// take gives a prepared shell, or nil if there is none to be had soon. Where a link is wanted, one without may come.
+func (p *pool) take(ctx context.Context, network bool) *shell {
 	for {
 		p.mu.Lock()
-		if len(p.ready) == 0 {
-			return p.joinLocked(ctx)
+		at := slices.IndexFunc(p.ready, func(s *shell) bool { return (s.slot != nil) == network })
+		if at < 0 && network && len(p.ready) > 0 {
+			at = 0
 		}
-		s := p.ready[0]
-		p.ready = p.ready[1:]
+		if at < 0 {
+			return p.joinLocked(ctx, network)
+		}
+		s := p.ready[at]
+		p.ready = slices.Delete(p.ready, at, at+1)
 		p.mu.Unlock()
 		if s.alive() {
 			return s
@@ -282,8 +300,8 @@ func (p *pool) take(ctx context.Context) *shell {
 }
 
 // joinLocked waits for the one in the making. It unlocks.
-func (p *pool) joinLocked(ctx context.Context) *shell {
-	if !p.making || p.waiter != nil {
+func (p *pool) joinLocked(ctx context.Context, network bool) *shell {
+	if !p.making || p.waiter != nil || p.linked && !network {
 		p.mu.Unlock()
 		return nil
 	}
@@ -312,9 +330,15 @@ func (p *pool) joinLocked(ctx context.Context) *shell {
 func (p *pool) fill(ctx context.Context) {
 	for {
 		p.mu.Lock()
-		want := len(p.ready) < p.size && p.starts == 0
-		p.making = want
-		l := p.limits
+		alike := 0
+		for _, s := range p.ready {
+			if (s.slot != nil) == p.network {
+				alike++
+			}
+		}
+		want := alike < p.size && p.starts == 0
+		p.making, p.linked = want, p.network
+		l, network := p.limits, p.network
 		p.mu.Unlock()
 		if !want {
 			select {
@@ -324,7 +348,7 @@ func (p *pool) fill(ctx context.Context) {
 				return
 			}
 		}
-		s, err := p.make(ctx, l)
+		s, err := p.make(ctx, l, network)
 		p.mu.Lock()
 		p.making = false
 		waiter := p.waiter
@@ -354,10 +378,10 @@ func (p *pool) fill(ctx context.Context) {
 	}
 }
 
-func (p *pool) make(ctx context.Context, l sandbox.Limits) (*shell, error) {
+func (p *pool) make(ctx context.Context, l sandbox.Limits, network bool) (*shell, error) {
 	ctx, stop := context.WithTimeoutCause(ctx, refillLimit, errRefill)
 	defer stop()
-	s, err := p.b.newShell(ctx, "", l, func(string) {})
+	s, err := p.b.newShell(ctx, "", l, network, func(string) {})
 	if err != nil {
 		return nil, err
 	}
@@ -366,6 +390,20 @@ func (p *pool) make(ctx context.Context, l sandbox.Limits) (*shell, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Ready is how many sandboxes are made ready ahead now, those without a link and those with one.
+func (b *Backend) Ready() (plain, linked int) {
+	b.warm.mu.Lock()
+	defer b.warm.mu.Unlock()
+	for _, s := range b.warm.ready {
+		if s.slot == nil {
+			plain++
+		} else {
+			linked++
+		}
+	}
+	return plain, linked
 }
 
 // names are the control groups of the shells that are ready.

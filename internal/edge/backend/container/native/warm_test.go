@@ -10,7 +10,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -84,7 +83,7 @@ func TestABurstBeyondThePoolIsServed(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			i, err := e.Start(t.Context(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+			i, err := e.Start(t.Context(), m.spec(newID(t)))
 			if err != nil {
 				t.Error(err)
 				return
@@ -280,7 +279,7 @@ func TestManyCyclesThroughThePoolLeaveNothing(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range n / 4 {
-					i, err := e.Start(t.Context(), newID(t), m.plan(), smallLimits, time.Now().Add(time.Hour))
+					i, err := e.Start(t.Context(), m.spec(newID(t)))
 					if err != nil {
 						t.Error(err)
 						return
@@ -328,7 +327,7 @@ func TestASandboxOfAnOlderEdgeIsFound(t *testing.T) {
 	first := m.open(t)
 	id := newID(t)
 	first.nameGroup = func() string { return string(id) }
-	i, err := first.Start(t.Context(), id, m.plan(), smallLimits, time.Now().Add(time.Hour))
+	i, err := first.Start(t.Context(), m.spec(id))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,227 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/cluster"
+	"github.com/sandsea/sandsea/internal/node"
+	"github.com/sandsea/sandsea/internal/store"
+	"github.com/sandsea/sandsea/internal/store/keys"
+)
+
+// openCluster opens a store that nodes can reach.
+func openCluster(t *testing.T) (*Store, *cluster.Authority) {
+	t.Helper()
+	a, err := cluster.EnsureAuthority(filepath.Join(t.TempDir(), "cluster"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, files, err := a.Server(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Listen: "127.0.0.1:0", Certificate: files})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s, a
+}
+
+func dialAs(t *testing.T, s *Store, id *cluster.Identity) *Store {
+	t.Helper()
+	d, err := Dial(t.Context(), []string{"https://" + s.Address()}, id.DialServer(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func invite(t *testing.T, a *cluster.Authority, name string) *cluster.Identity {
+	t.Helper()
+	v, err := a.Invite(name, "127.0.0.1:1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := v.Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func registration(t *testing.T, name string) []byte {
+	t.Helper()
+	b, err := json.Marshal(node.Registration{Number: 7, Name: name, Address: "127.0.0.1:9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestANodeKeepsItsRecords(t *testing.T) {
+	s, a := openCluster(t)
+	n := dialAs(t, s, invite(t, a, "n7"))
+	lease, err := n.Lease(t.Context(), 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := store.Put(keys.Node(7), registration(t, "n7"))
+	put.Lease = lease.ID()
+	res, err := n.Txn(t.Context(), []store.Cond{{Key: keys.NodeDataID("x"), Absent: true}}, []store.Op{
+		store.Put(keys.NodeDataID("x"), []byte("{}")), store.Put(keys.NodeNext, []byte("8")), put,
+		store.Put(keys.EndedSandbox("default", "s1"), []byte("{}")), store.Get(keys.NodeNext),
+	}, []store.Op{store.Get(keys.NodeNext)})
+	if err != nil || !res.Succeeded {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	if page, err := n.Range(t.Context(), keys.Nodes, store.RangeOptions{}); err != nil || len(page.Pairs) != 1 {
+		t.Errorf("%+v, %v", page, err)
+	}
+	for e, err := range n.Watch(t.Context(), keys.Nodes, 1) {
+		if err != nil || e.Key != keys.Node(7) {
+			t.Errorf("%+v, %v", e, err)
+		}
+		break
+	}
+	if err := lease.Revoke(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if page, err := s.Range(t.Context(), keys.Nodes, store.RangeOptions{}); err != nil || len(page.Pairs) != 0 {
+		t.Errorf("%+v, %v", page, err)
+	}
+}
+
+func TestANodeReachesNothingElse(t *testing.T) {
+	s, a := openCluster(t)
+	secret := keys.Token("t1")
+	if _, err := s.Txn(t.Context(), nil, []store.Op{store.Put(secret, []byte("hash")), store.Put(keys.Image("i"), []byte("{}"))}, nil); err != nil {
+		t.Fatal(err)
+	}
+	n := dialAs(t, s, invite(t, a, "n7"))
+	txn := func(ops ...store.Op) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := n.Txn(ctx, nil, ops, nil)
+			return err
+		}
+	}
+	span := func(prefix string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := n.Range(ctx, prefix, store.RangeOptions{})
+			return err
+		}
+	}
+	raw := func(do func(ctx context.Context, c *clientv3.Client) error) func(context.Context) error {
+		return func(ctx context.Context) error { return do(ctx, n.cli) }
+	}
+	for name, call := range map[string]func(context.Context) error{
+		"reads a token":             txn(store.Get(secret)),
+		"writes a token":            txn(store.Put(secret, []byte("mine"))),
+		"lists tokens":              span(keys.IAM),
+		"lists everything":          span("/"),
+		"reads an image":            txn(store.Get(keys.Image("i"))),
+		"writes an image":           txn(store.Put(keys.Image("i"), []byte("{}"))),
+		"reads ends":                span(keys.Ended),
+		"deletes an end":            txn(store.Delete(keys.EndedSandbox("default", "s1"))),
+		"deletes a registration":    txn(store.Delete(keys.Node(7))),
+		"deletes all registrations": txn(store.Op{Kind: store.OpDeletePrefix, Key: keys.Nodes}),
+		"registers another":         txn(store.Put(keys.Node(7), registration(t, "n8"))),
+		"hides it in a transaction": txn(store.Get(keys.NodeNext), store.Get(secret)),
+		"asks by a condition": func(ctx context.Context) error {
+			_, err := n.Txn(ctx, []store.Cond{{Key: secret, Present: true}}, []store.Op{store.Get(keys.NodeNext)}, nil)
+			return err
+		},
+		"asks in the other branch": func(ctx context.Context) error {
+			_, err := n.Txn(ctx, []store.Cond{{Key: keys.NodeNext, Present: true}}, nil, []store.Op{store.Get(secret)})
+			return err
+		},
+		"watches tokens": func(ctx context.Context) error {
+			for _, err := range n.Watch(ctx, keys.IAM, 1) {
+				return err
+			}
+			return nil
+		},
+		"reads on past its records": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.Get(ctx, keys.Nodes, clientv3.WithRange("\xff"))
+			return err
+		}),
+		"reads on to the end": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.Get(ctx, keys.Nodes, clientv3.WithFromKey())
+			return err
+		}),
+		"reads what an end replaces": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.Put(ctx, keys.EndedSandbox("default", "s1"), "{}", clientv3.WithPrevKV())
+			return err
+		}),
+		"takes a snapshot": raw(func(ctx context.Context, c *clientv3.Client) error {
+			r, err := c.Snapshot(ctx)
+			if err == nil {
+				_, err = r.Read(make([]byte, 1))
+			}
+			return err
+		}),
+		"compacts": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.Compact(ctx, 2)
+			return err
+		}),
+		"lists leases": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.Leases(ctx)
+			return err
+		}),
+		"adds a user": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.UserAdd(ctx, "root", "x")
+			return err
+		}),
+		"lists members": raw(func(ctx context.Context, c *clientv3.Client) error {
+			_, err := c.MemberList(ctx)
+			return err
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+			defer stop()
+			if err := call(ctx); err == nil || ctx.Err() != nil {
+				t.Errorf("it may: %v", err)
+			}
+		})
+	}
+	if res, err := s.Txn(t.Context(), nil, []store.Op{store.Get(secret)}, nil); err != nil || string(res.Pairs[0].Value) != "hash" {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestWhoIsNoNodeReachesNothing(t *testing.T) {
+	s, a := openCluster(t)
+	srv, _, err := a.Server(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := cluster.EnsureAuthority(filepath.Join(t.TempDir(), "cluster"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := Dial(t.Context(), []string{"http://" + s.Address()}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = plain.Close() })
+	for name, c := range map[string]*Store{
+		"a server":               dialAs(t, s, srv),
+		"another cluster's node": dialAs(t, s, invite(t, other, "n7")),
+		"no certificate":         plain,
+	} {
+		_, err := c.Txn(t.Context(), nil, []store.Op{store.Get(keys.NodeNext)}, nil)
+		if err == nil || errors.Is(err, errdefs.Unknown) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
