@@ -230,18 +230,48 @@ func anonymous(up Upper) (vol *os.File, _ Upper, err error) {
 	if vol, err = mount.CloneAt(up.Dir, "..", false); err != nil {
 		return nil, Upper{}, fmt.Errorf("upper: %w", err)
 	}
-	dir, err := mount.OpenDir(vol, filepath.Base(up.Dir.Name()))
+	dir, err := reopen(vol, up.Dir)
 	if err != nil {
 		vol.Close()
-		return nil, Upper{}, fmt.Errorf("upper: %w", err)
+		return nil, Upper{}, err
 	}
-	work, err := mount.OpenDir(vol, filepath.Base(up.Work.Name()))
+	work, err := reopen(vol, up.Work)
 	if err != nil {
 		dir.Close()
 		vol.Close()
-		return nil, Upper{}, fmt.Errorf("upper: %w", err)
+		return nil, Upper{}, err
 	}
 	return vol, Upper{Dir: dir, Work: work}, nil
+}
+
+// reopen opens a directory of an upper below vol. Another one of the same name is the next sandbox's, and a caller who
+// lost the upper meanwhile must not touch it.
+func reopen(vol, dir *os.File) (*os.File, error) {
+	again, err := mount.OpenDir(vol, filepath.Base(dir.Name()))
+	if err != nil {
+		return nil, fmt.Errorf("upper: %w", err)
+	}
+	same, err := sameFile(dir, again)
+	if err == nil && !same {
+		err = errdefs.New(errdefs.FailedPrecondition, "overlay", "its upper directory was taken back meanwhile")
+	}
+	if err != nil {
+		again.Close()
+		return nil, err
+	}
+	return again, nil
+}
+
+func sameFile(a, b *os.File) (bool, error) {
+	ai, err := a.Stat()
+	if err != nil {
+		return false, fmt.Errorf("upper: %w", err)
+	}
+	bi, err := b.Stat()
+	if err != nil {
+		return false, fmt.Errorf("upper: %w", err)
+	}
+	return os.SameFile(ai, bi), nil
 }
 
 // newOverlay adds what every overlay has.

@@ -241,6 +241,37 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
+// TestAnUpperThatWasTakenBackIsNotTheNextOnes: a volume is emptied and used again, and its directories have the names
+// that they had.
+func TestAnUpperThatWasTakenBackIsNotTheNextOnes(t *testing.T) {
+	f := setUp(t)
+	d := f.layer(t, file("a", "x"))
+	for _, renewed := range []string{"u", "w"} {
+		up := upper(t)
+		vol, err := mount.CloneAt(up.Dir, "..", false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer vol.Close()
+		if err := mount.RemoveDir(vol, renewed); err != nil {
+			t.Fatal(err)
+		}
+		if err := mount.MakeDir(vol, renewed, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		m, err := f.Overlay(t.Context(), []image.Digest{d}, f.ns, up)
+		if err == nil {
+			m.Close()
+		}
+		if !errors.Is(err, errdefs.FailedPrecondition) {
+			t.Errorf("%s is another's now: err = %v, want %s", renewed, err, errdefs.FailedPrecondition)
+		}
+		if left, err := os.ReadDir(in(vol, "w")); err != nil || len(left) > 0 {
+			t.Errorf("in the work directory: %v, %v", left, err)
+		}
+	}
+}
+
 func BenchmarkOverlay(b *testing.B) {
 	require.Root(b)
 	ns, err := userns.New(base)
