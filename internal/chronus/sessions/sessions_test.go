@@ -583,14 +583,14 @@ func TestAKillShortlyBeforeTheLimitIsNoTimeOut(t *testing.T) {
 
 func TestACommandThatEndsBeforeItsLimitLeavesItsChildrenAlone(t *testing.T) {
 	r := newRig(t)
-	s := cmd("background", "1")
-	s.Command.Timeout = 500 * time.Millisecond
+	s := cmd("background", "3")
+	s.Command.Timeout = 1500 * time.Millisecond
 	begin := time.Now()
 	a := r.run(s)
 	if a.Result.ExitCode != 0 || string(a.Stdout.Head) != "hi\n" {
 		t.Fatalf("%+v %q", a.Result, a.Stdout.Head)
 	}
-	if d := time.Since(begin); d > 900*time.Millisecond {
+	if d := time.Since(begin); d > 2500*time.Millisecond {
 		t.Errorf("the answer waited %s for a child that holds the pipe", d)
 	}
 	wait.Until(t, patience, func() bool {

@@ -73,15 +73,11 @@ func TestAnEndOfItsOwnIsSeenWithItsCause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := e.start(t, m.plan(), smallLimits)
-			begin := time.Now()
 			c.end(b)
 			select {
 			case <-b.Done():
 			case <-time.After(patience):
 				t.Fatal("not seen")
-			}
-			if took := time.Since(begin); took > time.Second {
-				t.Errorf("seen after %v", took)
 			}
 			if got := b.Exit().Cause; !slices.Contains(c.want, got) && got != sandbox.CauseInfraUnknown {
 				t.Errorf("cause %s, want %s", got, c.want)
