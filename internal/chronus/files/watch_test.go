@@ -469,6 +469,22 @@ func TestWhatIsToldIsWhatIsThere(t *testing.T) {
 	}
 }
 
+// TestADirectoryThatIsFoundWhereAnotherWasIsToldOnce: the events of the first are yet to come.
+func TestADirectoryThatIsFoundWhereAnotherWasIsToldOnce(t *testing.T) {
+	s := newScratch(t, "p")
+	dir := func(name string) string { return s.host("/tmp/" + name) }
+	must(t, os.MkdirAll(dir("d/from/moved"), 0o755))
+	w := watch(t, s.rootUser(), "/tmp/d", true)
+	must(t, os.Mkdir(dir("d/last"), 0o755)) // the watch waits until that is read; the events behind it do, too
+	must(t, os.Mkdir(dir("d/at"), 0o755))
+	must(t, os.Rename(dir("d/from"), dir("away")))
+	must(t, os.Remove(dir("d/at")))
+	must(t, os.Rename(dir("away/moved"), dir("d/at")))
+	w.want("created /tmp/d/last/", "created /tmp/d/at/", "removed /tmp/d/from/", "removed /tmp/d/at/", "created /tmp/d/at/")
+	must(t, os.WriteFile(dir("d/at/f"), nil, 0o600))
+	w.want("created /tmp/d/at/f")
+}
+
 // moveIn moves to where nothing is: of a move in from what is not watched, or not yet, the kernel does not tell that it
 // replaced something, so that it is told as created once more.
 func moveIn(from, to string) {

@@ -661,7 +661,11 @@ func (w *watcher) step(ctx context.Context) error {
 	for err == nil && len(w.found) > 0 {
 		at := w.found[0]
 		w.found = w.found[1:]
-		if w.byWD[at.p.wd] == at.p {
+		switch {
+		case w.byWD[at.p.wd] != at.p:
+		case at.p.isTold(at.name): // as another directory, perhaps, the end of which is to come
+			err = w.grow(ctx, at.p, at.name)
+		default:
 			err = w.appear(ctx, at.p, at.name)
 		}
 	}
@@ -794,16 +798,22 @@ func (w *watcher) takeRemoved(ctx context.Context, p *place, name string, typ Ty
 
 // unknow forgets what is known of a name, and reports whether it was told.
 func (w *watcher) unknow(p *place, name string) bool {
-	_, told := p.told[name]
-	if told {
+	told := p.isTold(name)
+	if _, ok := p.told[name]; ok {
 		delete(p.told, name)
 		w.toldIn--
 	}
 	delete(p.late, name)
 	delete(p.claims, name)
 	delete(w.written, placeName{p, name})
-	_, untold := p.untold[name]
 	delete(p.untold, name)
+	return told
+}
+
+// isTold reports whether a name, which is there or was until an event that is to come, was told.
+func (p *place) isTold(name string) bool {
+	_, told := p.told[name]
+	_, untold := p.untold[name]
 	return told || p.told == nil && !untold
 }
 
