@@ -58,7 +58,7 @@ func (s *Server) Serve(ctx context.Context, ln *scm.Listener) error {
 		}
 		p, err := s.greet(ctx, c)
 		if err != nil {
-			if !errors.Is(err, io.EOF) { // the edge looks who listens, and says nothing
+			if ctx.Err() == nil && !errors.Is(err, io.EOF) { // the edge looks who listens, and says nothing
 				s.log.Warn("aether refuses a connection", "err", err)
 			}
 			_ = c.Close()
