@@ -380,14 +380,9 @@ func (w *benchWorld) awaitPool(ctx context.Context, network bool) error {
 
 // awaitLinks waits until the gate has no link but those of the sandboxes that are ready, and of the caller's.
 func (w *benchWorld) awaitLinks(ctx context.Context) error {
-	ns, err := netns.Open(w.egress.gate.Path())
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
 	return await(ctx, errLinksStay, func() (bool, error) {
 		links := 0
-		err := netns.Do(ns, func() error {
+		err := netns.Do(w.egress.gate.Namespace(), func() error {
 			all, err := net.Interfaces()
 			for _, i := range all {
 				if i.Flags&net.FlagLoopback == 0 && i.Flags&net.FlagUp != 0 {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -639,5 +640,26 @@ func BenchmarkRelease(b *testing.B) {
 		if err := s.Release(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestAGateWithoutADirectoryIsKeptByNoMount(t *testing.T) {
+	s := newStation(t)
+	g, err := Open(t.Context(), Config{Tag: s.cfg.Tag, Cgroup: s.cfg.Cgroup})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ns unix.Stat_t
+	if err := unix.Fstat(int(g.Namespace().Fd()), &ns); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Root != fmt.Sprintf("net:[%d]", ns.Ino), false
+	})
+	if err != nil || len(kept) > 0 || g.Path() != "" {
+		t.Errorf("mounts %v, %v, path %q", kept, err, g.Path())
+	}
+	if err := g.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }

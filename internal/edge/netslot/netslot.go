@@ -23,7 +23,7 @@ import (
 
 // Config says whose gate it is.
 type Config struct {
-	// Dir is the data directory: the gate is kept at Dir/run/gate.netns.
+	// Dir is the data directory: the gate is kept at Dir/run/gate.netns. Without one it goes with this process.
 	Dir string
 	// Tag tells two edges of one machine apart, as for control groups.
 	Tag string
@@ -35,9 +35,8 @@ type Config struct {
 
 // Validate checks the configuration.
 func (c Config) Validate() error {
-	if c.Dir == "" || c.Tag == "" || c.Cgroup == "" {
-		return errdefs.New(errdefs.Invalid, "gate", "data directory %q, tag %q, control group %q: all are needed",
-			c.Dir, c.Tag, c.Cgroup)
+	if c.Tag == "" || c.Cgroup == "" {
+		return errdefs.New(errdefs.Invalid, "gate", "tag %q, control group %q: both are needed", c.Tag, c.Cgroup)
 	}
 	return nil
 }
@@ -56,7 +55,7 @@ var ports = []uint16{wire.PortDNS, wire.PortMirrors, wire.PortSOCKS, wire.PortPr
 // Gate is where all sandboxes of an edge meet Aether.
 type Gate struct {
 	cfg   Config
-	path  string
+	path  string // "" without a directory
 	ns    *os.File
 	links *link.Gate
 	table *nft.Table
@@ -74,8 +73,13 @@ type Gate struct {
 	closeErr  error
 }
 
-// place is where the gate of a data directory is kept.
-func place(dir string) string { return filepath.Join(dir, "run", "gate.netns") }
+// place is where the gate of a data directory is kept: nowhere without one.
+func place(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, "run", "gate.netns")
+}
 
 // Remove takes away the gate of a data directory that Open cannot open, with the links and tables in it; its programs go
 // with the control groups. Idempotent.
@@ -108,7 +112,7 @@ func Open(ctx context.Context, cfg Config) (_ *Gate, err error) {
 		}
 		err = errors.Join(err, g.Close())
 		if made {
-			err = errors.Join(err, netns.Remove(g.path))
+			err = errors.Join(err, g.unkeep())
 		}
 	}()
 	if g.ns, made, err = g.namespace(); err != nil {
@@ -155,6 +159,10 @@ func missing(what string, err error) error {
 
 // namespace finds the gate, or makes it and says so. A file without a mount is left from before the machine was started.
 func (g *Gate) namespace() (ns *os.File, made bool, err error) {
+	if g.path == "" {
+		ns, err = netns.New()
+		return ns, err == nil, err
+	}
 	ns, err = netns.Open(g.path)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, netns.ErrNone) {
 		return ns, false, err
@@ -169,8 +177,19 @@ func (g *Gate) namespace() (ns *os.File, made bool, err error) {
 	return ns, err == nil, err
 }
 
-// Path of the file that stands for the gate's namespace.
+// unkeep lets the namespace go with its last holder.
+func (g *Gate) unkeep() error {
+	if g.path == "" {
+		return nil
+	}
+	return netns.Remove(g.path)
+}
+
+// Path of the file that stands for the gate's namespace; "" without a directory.
 func (g *Gate) Path() string { return g.path }
+
+// Namespace is the gate's network namespace. The file stays the Gate's.
+func (g *Gate) Namespace() *os.File { return g.ns }
 
 // Exempt lets the processes of one of the platform's own control groups pass the walls. Settle takes it back from those
 // that are not exempt anew.
@@ -389,5 +408,5 @@ func (g *Gate) Destroy(ctx context.Context) error {
 		return cause
 	}
 	err := g.wall.Detach()
-	return errors.Join(err, g.Close(), netns.Remove(g.path))
+	return errors.Join(err, g.Close(), g.unkeep())
 }

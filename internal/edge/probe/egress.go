@@ -34,12 +34,8 @@ func (p *prober) egress(ctx context.Context) (r result) {
 			r = unsure(err, fix)
 		}
 	}()
-	dir, err := os.MkdirTemp(p.cfg.Dir, ".probe-")
-	if err != nil {
-		return unsure(err, "Make the data directory writable")
-	}
-	defer os.RemoveAll(dir)
-	g, err := netslot.Open(ctx, netslot.Config{Dir: dir, Tag: p.name("egress"), Cgroup: group.Name(), Log: p.cfg.Log})
+	// Without a directory: a mount would outlive a process that is killed.
+	g, err := netslot.Open(ctx, netslot.Config{Tag: p.name("egress"), Cgroup: group.Name(), Log: p.cfg.Log})
 	if err != nil {
 		return missing(err, fix)
 	}
@@ -57,13 +53,8 @@ func (p *prober) egress(ctx context.Context) (r result) {
 
 // crossing tries walls that are closed, open and closed again.
 func crossing(ctx context.Context, g *netslot.Gate) error {
-	gate, err := netns.Open(g.Path())
-	if err != nil {
-		return err
-	}
-	defer gate.Close()
 	local := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), wire.PortTransparent)
-	l, err := transparent.Listen(gate, local)
+	l, err := transparent.Listen(g.Namespace(), local)
 	if err != nil {
 		return err
 	}
