@@ -206,6 +206,12 @@ func TestErrors(t *testing.T) {
 			b.create()
 			return []string{"image", "rm", "debian:bookworm"}
 		}},
+		{name: "unreadable image", code: 2, args: func(b *situation) []string {
+			if err := b.s.SpoilImage("torn"); err != nil {
+				b.t.Fatal(err)
+			}
+			return []string{"image", "rm", "torn"}
+		}},
 		{name: "file missing inside", code: 1, args: func(b *situation) []string { return []string{"cp", b.create() + ":/none", "/dev/null"} }},
 		{name: "file missing here", code: 1, args: func(b *situation) []string { return []string{"cp", "none.txt", b.create() + ":/x"} }},
 		{name: "hostile id", code: 1, args: args("inspect", "abcd\x1b[31mred\u202e")},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -343,7 +344,7 @@ func (a *app) imageRmCommand() *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use: "rm REF…", Short: "Remove images and the layers that nothing else uses", Args: cobra.MinimumNArgs(1),
-		Long:    "Asks when sandboxes use the image; they keep its layers.",
+		Long:    "Asks when sandboxes use the image, which keep its layers, and when its record cannot be read.",
 		Example: "  sandsea image rm task-17\n  sandsea image rm --dry-run task-17 task-18",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -368,27 +369,33 @@ func (a *app) imageRmCommand() *cobra.Command {
 }
 
 func (a *app) removeImage(ctx context.Context, c *client.Client, ref string, dry bool) error {
+	img, doubt := &sandseav1.Image{Name: ref}, ""
 	got, err := c.Images.Get(ctx, connect.NewRequest(&sandseav1.GetImageRequest{Ref: ref}))
-	if err != nil {
+	switch {
+	case errors.Is(err, errdefs.DataLoss):
+		doubt = "its record cannot be read"
+	case err != nil:
 		return err
+	default:
+		if img = got.Msg.GetImage(); img.GetUsers() > 0 {
+			doubt = "in use by " + sandboxes(int(img.GetUsers()))
+		}
 	}
-	img := got.Msg.GetImage()
 	if dry {
 		fmt.Fprintln(a.io.Out, ui.Text(img.GetName()))
 		return nil
 	}
-	inUse := img.GetUsers() > 0
-	if inUse {
-		yes, asked := a.io.Ask(fmt.Sprintf("%s: in use by %s, which keep its layers. Remove it?", ui.Text(ref), sandboxes(int(img.GetUsers()))))
+	if doubt != "" {
+		yes, asked := a.io.Ask(fmt.Sprintf("%s: %s. Sandboxes keep its layers. Remove it?", ui.Text(ref), doubt))
 		if !asked {
-			return misuse(errdefs.New(errdefs.FailedPrecondition, "image "+ref, "in use by %s; no terminal to ask on", sandboxes(int(img.GetUsers()))).
+			return misuse(errdefs.New(errdefs.FailedPrecondition, "image "+ref, "%s; no terminal to ask on", doubt).
 				WithHint("Add --yes"))
 		}
 		if !yes {
 			return nil
 		}
 	}
-	res, err := c.Images.Delete(ctx, connect.NewRequest(&sandseav1.DeleteImageRequest{Ref: ref, Force: inUse}))
+	res, err := c.Images.Delete(ctx, connect.NewRequest(&sandseav1.DeleteImageRequest{Ref: ref, Force: doubt != ""}))
 	if err != nil {
 		return err
 	}

@@ -1131,7 +1131,7 @@ func (x *ListImagesResponse) GetImages() []*Image {
 type DeleteImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Ref   string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	// Also while sandboxes use it; they keep their layers.
+	// Also while sandboxes use it, or when its record cannot be read; sandboxes keep their layers.
 	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

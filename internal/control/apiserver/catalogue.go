@@ -38,14 +38,27 @@ type origin struct {
 	Config   image.Config `json:"config"`
 }
 
+// decodeImage reads a record; the kind DataLoss when it names no image or no layers.
 func decodeImage(p store.Pair) (*named, error) {
+	name := strings.TrimPrefix(p.Key, keys.Images)
+	broken := func(format string, args ...any) *errdefs.Error {
+		return errdefs.New(errdefs.DataLoss, "image "+name, "its record cannot be read: "+format, args...).
+			WithHint("Remove it and import it again: sandsea image rm %s", name)
+	}
 	var n named
 	if err := json.Unmarshal(p.Value, &n); err != nil {
-		return nil, errdefs.New(errdefs.DataLoss, "image "+strings.TrimPrefix(p.Key, keys.Images),
-			"its record cannot be read").Wrap(err)
+		return nil, broken("%v", err).Wrap(err)
 	}
-	if keys.Image(n.Name) != p.Key {
-		return nil, errdefs.New(errdefs.DataLoss, "image "+n.Name, "its record stands under %s", p.Key)
+	if n.Name != name {
+		return nil, broken("it is that of %q", clip(n.Name))
+	}
+	if len(n.Layers) == 0 {
+		return nil, broken("it names no layer")
+	}
+	for _, l := range n.Layers {
+		if _, err := image.ParseDigest(string(l.Digest)); err != nil {
+			return nil, broken("%v", err).Wrap(err)
+		}
 	}
 	n.digest, n.rev = n.Digest(), p.ModRev
 	return &n, nil
@@ -105,6 +118,7 @@ func (c *catalogue) follow(ctx context.Context) error {
 		n, err := decodeImage(e.Pair)
 		if err != nil {
 			c.log.Warn("image record cannot be read", "key", e.Key, "err", err)
+			c.forget(strings.TrimPrefix(e.Key, keys.Images), e.ModRev) // what it was before is no longer true
 			continue
 		}
 		c.take(n)
@@ -112,7 +126,7 @@ func (c *catalogue) follow(ctx context.Context) error {
 	return nil
 }
 
-// read gives all images as the store has them.
+// read gives all images whose records can be read, as the store has them.
 func (c *catalogue) read(ctx context.Context) (map[string]*named, int64, error) {
 	all := map[string]*named{}
 	rev, err := store.All(ctx, c.store, keys.Images, func(p store.Pair) {
@@ -124,6 +138,28 @@ func (c *catalogue) read(ctx context.Context) (map[string]*named, int64, error) 
 		all[n.Name] = n
 	})
 	return all, rev, err
+}
+
+// layers lists the layers of all images, as the store has them, sorted. While a record cannot be read nobody knows what
+// its image needs: the kind DataLoss, with the record's name.
+func (c *catalogue) layers(ctx context.Context) ([]string, error) {
+	var out []string
+	var unread error
+	_, err := store.All(ctx, c.store, keys.Images, func(p store.Pair) {
+		n, err := decodeImage(p)
+		if err != nil {
+			unread = cmp.Or(unread, err)
+			return
+		}
+		for _, l := range n.Layers {
+			out = append(out, string(l.Digest))
+		}
+	})
+	if err = cmp.Or(err, unread); err != nil {
+		return nil, err
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 func (c *catalogue) take(n *named) {
@@ -286,7 +322,7 @@ func (c *catalogue) put(
 	return n, true, nil
 }
 
-// remove deletes a name as it was read.
+// remove deletes a name as it was read; not done means that the name has changed since.
 func (c *catalogue) remove(ctx context.Context, n *named) (done bool, err error) {
 	key := keys.Image(n.Name)
 	res, err := c.store.Txn(ctx, []store.Cond{{Key: key, ModRev: n.rev}}, []store.Op{store.Delete(key)}, nil)
@@ -294,6 +330,25 @@ func (c *catalogue) remove(ctx context.Context, n *named) (done bool, err error)
 		c.forget(n.Name, res.Revision)
 	}
 	return res.Succeeded, err
+}
+
+// unread gives the image that ref names and whose record cannot be read: its name and revision, so that it can be
+// removed.
+func (c *catalogue) unread(ctx context.Context, ref string) (*named, error) {
+	for _, name := range slices.Compact([]string{ref, spelled(ref)}) {
+		res, err := c.store.Txn(ctx, nil, []store.Op{store.Get(keys.Image(name))}, nil)
+		if err != nil {
+			return nil, err
+		}
+		if len(res.Pairs) == 0 {
+			continue
+		}
+		if _, err := decodeImage(res.Pairs[0]); err != nil {
+			return &named{Image: image.Image{Name: name}, rev: res.Pairs[0].ModRev}, nil
+		}
+	}
+	return nil, errdefs.New(errdefs.FailedPrecondition, "image "+clip(ref), "was changed at this moment").
+		WithHint("Look at it again: sandsea image inspect %s", clip(ref))
 }
 
 // checkImageName checks a name as people and registries write them: "py", "debian:bookworm+git,python3",

@@ -1,10 +1,12 @@
 package apiserver_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -44,6 +46,25 @@ type house struct {
 	url     string
 	token   string
 	http    *http.Client
+	logs    logs
+}
+
+// logs keeps what a server logs.
+type logs struct {
+	mu sync.Mutex
+	b  bytes.Buffer // guarded by mu
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 type option func(*fakeedge.Config)
@@ -95,7 +116,9 @@ func (h *house) serve() {
 	}
 	pool := nodeclient.NewPool(nil)
 	h.watcher = watcher.New(watcher.Config{Store: h.store, Nodes: pool})
-	h.server = apiserver.New(apiserver.Config{Store: h.store, IAM: h.iam, Watcher: h.watcher, Version: "test"})
+	h.server = apiserver.New(apiserver.Config{
+		Store: h.store, IAM: h.iam, Watcher: h.watcher, Version: "test", Log: slog.New(slog.NewTextHandler(&h.logs, nil)),
+	})
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = h.iam.Run(ctx) })
 	wg.Go(func() { _ = h.watcher.Run(ctx) })
@@ -136,6 +159,15 @@ func digest(s string) image.Digest {
 	return image.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(s))))
 }
 
+// putRecord writes the record of an image as it is given.
+func (h *house) putRecord(name, record string) {
+	h.t.Helper()
+	ops := []store.Op{store.Put(keys.Image(name), []byte(record))}
+	if _, err := h.store.Txn(context.Background(), nil, ops, nil); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // putImage writes an image of one layer into the store.
 func (h *house) putImage(name, layer string) {
 	h.t.Helper()
@@ -147,9 +179,7 @@ func (h *house) putImage(name, layer string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if _, err := h.store.Txn(context.Background(), nil, []store.Op{store.Put(keys.Image(name), value)}, nil); err != nil {
-		h.t.Fatal(err)
-	}
+	h.putRecord(name, string(value))
 }
 
 // client speaks as the holder of a token.

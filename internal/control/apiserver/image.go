@@ -170,6 +170,9 @@ func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (r
 	error,
 ) {
 	n, err := h.s.catalogue.find(ctx, r.Msg.GetRef())
+	if errors.Is(err, errdefs.DataLoss) && r.Msg.GetForce() {
+		n, err = h.s.catalogue.unread(ctx, r.Msg.GetRef())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -205,19 +208,11 @@ func (s *Server) collect(ctx context.Context) int64 {
 		s.log.Info("layers not collected", "imports", len(page.Pairs), "err", err)
 		return 0
 	}
-	all, _, err := s.catalogue.read(ctx)
+	keep, err := s.catalogue.layers(ctx)
 	if err != nil {
-		s.log.Info("layers not collected", "err", err)
+		s.log.Warn("layers not collected", "err", err)
 		return 0
 	}
-	var keep []string
-	for _, n := range all {
-		for _, l := range n.Layers {
-			keep = append(keep, string(l.Digest))
-		}
-	}
-	slices.Sort(keep)
-	keep = slices.Compact(keep)
 	ctx, stop := context.WithTimeoutCause(ctx, collectLimit, errCollectLimit)
 	defer stop()
 	var freed int64

@@ -214,6 +214,12 @@ func (s *Server) putImage(name string) error {
 	return err
 }
 
+// SpoilImage writes a record that cannot be read for an image.
+func (s *Server) SpoilImage(name string) error {
+	_, err := s.store.Txn(context.Background(), nil, []store.Op{store.Put(keys.Image(name), []byte("{"))}, nil)
+	return err
+}
+
 // edge is the fake node with commands and files of its sandboxes.
 type edge struct {
 	*fakeedge.Edge
