@@ -19,7 +19,6 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	nodev1 "github.com/sandsea/sandsea/api/node/v1"
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
-	"github.com/sandsea/sandsea/internal/control/iam"
 	"github.com/sandsea/sandsea/internal/control/nodeclient"
 	"github.com/sandsea/sandsea/internal/image"
 	"github.com/sandsea/sandsea/internal/node"
@@ -29,16 +28,10 @@ import (
 	"github.com/sandsea/sandsea/internal/store/keys"
 )
 
-const (
-	// importLease is how long the sign of an import that runs outlives its server.
-	importLease  = 30 * time.Second
-	collectLimit = 2 * time.Minute
-)
+// importLease is how long the sign of an import that runs outlives its server.
+const importLease = 30 * time.Second
 
-var (
-	errCollectLimit = fmt.Errorf("not collected in %s: %w", collectLimit, context.DeadlineExceeded)
-	errUnwatched    = fmt.Errorf("nobody waits for the import any more: %w", context.Canceled)
-)
+var errUnwatched = fmt.Errorf("nobody waits for the import any more: %w", context.Canceled)
 
 // images serves the image service.
 type images struct{ s *Server }
@@ -190,47 +183,6 @@ func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (r
 	}
 	h.s.log.Info("image deleted", "image", n.Name, "digest", n.digest, "principal", caller(ctx).Principal)
 	return connect.NewResponse(&pb.DeleteImageResponse{FreedBytes: h.s.collect(ctx)}), nil
-}
-
-// collect lets every node remove the blobs of layers that no image names. While an import runs nothing is collected,
-// since its layers have no name yet; the next deletion does it. A failure costs disk, not truth, so it is only logged.
-func (s *Server) collect(ctx context.Context) int64 {
-	s.imports.collecting.Lock()
-	defer s.imports.collecting.Unlock()
-	// Not waited for: an import may take hours, and who waits to write holds up all imports that begin meanwhile.
-	if !s.imports.naming.TryLock() {
-		s.log.Info("layers not collected: an import runs")
-		return 0
-	}
-	defer s.imports.naming.Unlock()
-	page, err := s.store.Range(ctx, keys.Imports, store.RangeOptions{Limit: 1})
-	if err != nil || len(page.Pairs) > 0 {
-		s.log.Info("layers not collected", "imports", len(page.Pairs), "err", err)
-		return 0
-	}
-	keep, err := s.catalogue.layers(ctx)
-	if err != nil {
-		s.log.Warn("layers not collected", "err", err)
-		return 0
-	}
-	ctx, stop := context.WithTimeoutCause(ctx, collectLimit, errCollectLimit)
-	defer stop()
-	var freed int64
-	for _, n := range s.watcher.View().Nodes {
-		client, name, reachable, ok := s.watcher.Node(n.Number)
-		if !ok || !reachable {
-			continue
-		}
-		req := connect.NewRequest(&nodev1.CollectRequest{Keep: keep})
-		speak(req.Header(), iam.Caller{Principal: caller(ctx).Principal})
-		resp, err := client.Edge.Collect(ctx, req)
-		if err != nil {
-			s.log.Info("layers not collected", "node", name, "err", err)
-			continue
-		}
-		freed += resp.Msg.GetFreedBytes()
-	}
-	return freed
 }
 
 // buildRoom is the free disk space that a node should have to build an image.
@@ -458,6 +410,9 @@ func (s *Server) build(
 		return nil, false, err
 	}
 	if named {
+		if rev != 0 {
+			s.imports.leave() // the layers that the name stood for
+		}
 		s.log.Info("image imported", "image", n.Name, "digest", n.digest, "layers", len(n.Layers))
 		return s.describe(n, 0), false, nil
 	}
@@ -558,6 +513,10 @@ func (s *Server) announceImport(ctx context.Context) (done func(), err error) {
 			s.log.Debug("sign of an import not removed", "err", err)
 		}
 		s.imports.naming.RUnlock()
+		select {
+		case s.imports.over <- struct{}{}:
+		default: // the collector is told already
+		}
 	}, nil
 }
 
@@ -567,12 +526,17 @@ type imports struct {
 	// the collector, which does not wait for it; collecting before it, by one collector at a time.
 	naming     sync.RWMutex
 	collecting sync.Mutex
+	over       chan struct{} // holds a sign when an import has ended
 
 	mu      sync.Mutex
 	flights map[[sha256.Size]byte]*flight // guarded by mu
+	left    bool                          // guarded by mu; there may be layers that no image names any more
+	hourly  time.Time                     // guarded by mu; the last collection that nothing but the time asked for
 }
 
-func newImports() *imports { return &imports{flights: map[[sha256.Size]byte]*flight{}} }
+func newImports(now time.Time) *imports {
+	return &imports{over: make(chan struct{}, 1), flights: map[[sha256.Size]byte]*flight{}, hourly: now}
+}
 
 // flight is one import that several callers may follow. image, existed and err are set before done is.
 type flight struct {

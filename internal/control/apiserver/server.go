@@ -108,7 +108,7 @@ func New(cfg Config) *Server {
 	}
 	s.leaving, s.leave = context.WithCancelCause(context.Background())
 	s.catalogue = newCatalogue(cfg.Store, s.log)
-	s.imports = newImports()
+	s.imports = newImports(time.Now())
 	s.endpoints = newEndpoints(s)
 	s.large = make(chan struct{}, largeAtOnce)
 	s.retries = rate.NewLimiter(retryRate, retryRate/10)
@@ -137,11 +137,13 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Run keeps the catalogue true and sweeps old records until ctx ends, and returns when all its goroutines have.
+// Run keeps the catalogue true, sweeps old records and collects layers until ctx ends, and returns when all its
+// goroutines have.
 func (s *Server) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.catalogue.run(ctx) })
 	wg.Go(func() { s.sweepLoop(ctx) })
+	wg.Go(func() { s.collectLoop(ctx) })
 	wg.Go(func() {
 		if s.catalogue.wait(ctx) == nil && s.watcher.Ready(ctx) == nil {
 			s.ready.Store(true)

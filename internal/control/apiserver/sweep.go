@@ -43,8 +43,9 @@ func (s *Server) sweepLoop(ctx context.Context) {
 
 // Sweep removes keys after 24 hours, ends after 24 hours with the records of their creates, and records of creates that
 // never became a sandbox. A record of an earlier epoch of a node that answers is a lost sandbox: that is written down
-// as its end.
+// as its end. It collects layers when that is due.
 func (s *Server) Sweep(ctx context.Context, now time.Time) error {
+	s.collectDue(ctx, now)
 	return errors.Join(
 		s.sweep(ctx, keys.CreateKeys, func(p store.Pair) []store.Op {
 			var rec createRecord
