@@ -362,6 +362,42 @@ func TestOCILayersStackLikeTheImageTheyAre(t *testing.T) {
 	}
 }
 
+func TestALayerWithAnOpaqueRootHidesAllBelowIt(t *testing.T) {
+	needRoot(t)
+	dir := byte(tar.TypeDir)
+	layers := [][]ent{
+		{
+			{name: "file", body: "low"},
+			{name: "dir/", typ: dir, mode: 0o750},
+			{name: "dir/in", body: "low"},
+			{name: "remade/", typ: dir},
+			{name: "remade/in", body: "low"},
+			{name: "changed", body: "low"},
+		},
+		{{name: ".wh.file"}, {name: "middle", body: "middle"}},
+		{
+			{name: ".wh..wh..opq"},
+			{name: "remade/", typ: dir, mode: 0o700},
+			{name: "remade/new", body: "new"},
+			{name: "changed/", typ: dir},
+			{name: "changed/in", body: "in"},
+		},
+		{{name: "above", body: "above"}, {name: "dir/above", body: "above"}},
+	}
+	tars := make([][]byte, len(layers))
+	for i, l := range layers {
+		tars[i] = makeTar(t, l...)
+	}
+	b, store := testBuilder(t, Limits{})
+	res, err := b.OCI(t.Context(), bytes.NewReader(layoutTar(t, ociImageSpec{layers: tars})), ArchiveOptions{})
+	must(t, err)
+	var lowers []string
+	for _, l := range res.Layers {
+		lowers = append(lowers, mountLayer(t, store, l.Digest))
+	}
+	sameTree(t, plainFacts(overlaySurvey(t, lowers)), plainFacts(survey(t, reference(t, layers...))))
+}
+
 func TestAHardLinkToALowerLayerIsACopyThatIsLinked(t *testing.T) {
 	needRoot(t)
 	b, store := testBuilder(t, Limits{})

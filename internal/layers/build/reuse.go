@@ -22,7 +22,7 @@ import (
 
 // chainSchema is that of the notes that say which of our layers an image's layer became. A change of what a layer is
 // made into needs a new one.
-const chainSchema = "sandsea.chain/1"
+const chainSchema = "sandsea.chain/2"
 
 // chainNote says what an image's layer became, on top of those below it: a hard link or a directory that a layer does
 // not spell out takes from them, so that equal tars on other layers may make other layers.

@@ -139,6 +139,9 @@ func (t *tarReader) run(ctx context.Context, r io.Reader) error {
 			return err
 		}
 	}
+	if err := t.hideBelow(); err != nil {
+		return err
+	}
 	// The layers of an OCI image have digests; some of their makers leave the end mark out.
 	if tail.total == 0 && !t.whiteouts {
 		return errdefs.New(errdefs.Invalid, t.archive, "is empty").WithHint("Nothing imported; pack or send it again")
@@ -480,6 +483,34 @@ func (t *tarReader) whiteout(dir *node, base string) error {
 		dir.whiteouts = map[string]struct{}{}
 	}
 	dir.whiteouts[name] = struct{}{}
+	return nil
+}
+
+// hideBelow makes an opaque root hide each name that shows in the layers below: overlayfs knows no opaque root.
+func (t *tarReader) hideBelow() error {
+	root := t.layer.root
+	if !root.opaque {
+		return nil
+	}
+	root.opaque = false
+	seen := map[string]struct{}{}
+	for _, l := range slices.Backward(t.lower) {
+		for name, c := range l.root.children {
+			if _, ok := seen[name]; ok {
+				continue
+			}
+			seen[name] = struct{}{}
+			if c.isWhiteout() {
+				continue
+			}
+			if err := t.count(1, int64(len(name))); err != nil {
+				return err
+			}
+			if err := t.whiteout(root, wh+name); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

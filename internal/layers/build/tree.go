@@ -129,9 +129,6 @@ func stackLookup(layers []*layer, parts []string) (*node, *layer) {
 	var dirs []at // highest first
 	for _, l := range slices.Backward(layers) {
 		dirs = append(dirs, at{l.root, l})
-		if l.root.opaque {
-			break
-		}
 	}
 	if len(dirs) == 0 {
 		return nil, nil
