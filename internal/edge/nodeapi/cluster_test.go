@@ -159,6 +159,35 @@ func TestANodeMayReadBlobsAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestAReaderThatStallsGivesItsPlaceBack(t *testing.T) {
+	blobs, large := blobOf(t, make([]byte, 32<<20)) // more than sockets hold
+	h := sha256.New()
+	h.Write([]byte("small"))
+	small := image.FromHash(h)
+	if err := blobs.Put(t.Context(), small, bytes.NewReader([]byte("small"))); err != nil {
+		t.Fatal(err)
+	}
+	_, self, other := identities(t)
+	d := newDoor(t, func(c *nodeapi.Config) { c.Blobs = blobs })
+	d.server.SetStall(2 * time.Second)
+	d.overNetwork(t, self, other.DialNode("n42"))
+	for range nodeapi.BlobsAtOnce {
+		st, err := d.edge.ReadBlob(t.Context(), connect.NewRequest(&nodev1.ReadBlobRequest{Digest: string(large)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer st.Close()
+		if !st.Receive() { // now it has its place
+			t.Fatal(st.Err())
+		}
+	}
+	ctx, stop := context.WithTimeout(t.Context(), edgetest.Patience)
+	defer stop()
+	if got, err := d.readBlob(ctx, string(small), 0); err != nil || string(got) != "small" {
+		t.Errorf("behind readers that stall: %q, %v", got, err)
+	}
+}
+
 func TestAStrangerReachesNothing(t *testing.T) {
 	_, self, _ := identities(t)
 	stranger, _, _ := identities(t)

@@ -8,7 +8,7 @@
 // node ReadBlob alone.
 //
 // Handlers may run at once in any number. A slow reader of a stream holds up its own handler only; nothing here has a
-// time limit of its own but the reading of request headers.
+// time limit of its own but the reading of request headers and the silence of a reader of blobs.
 package nodeapi
 
 import (
@@ -99,6 +99,7 @@ type Server struct {
 	srv     *http.Server
 	wg      sync.WaitGroup
 	giving  chan struct{} // has room for as many blobs as are read at once
+	stall   time.Duration // giveStall but in tests
 	leaving context.Context
 	leave   context.CancelCauseFunc
 }
@@ -108,7 +109,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Runner == nil || cfg.Room == nil || cfg.Identity.Number == 0 || cfg.Now == nil || cfg.Log == nil {
 		return nil, errdefs.New(errdefs.Internal, "node door", "its configuration is not complete")
 	}
-	s := &Server{cfg: cfg, giving: make(chan struct{}, blobsAtOnce)}
+	s := &Server{cfg: cfg, giving: make(chan struct{}, blobsAtOnce), stall: giveStall}
 	s.leaving, s.leave = context.WithCancelCause(context.Background())
 	s.srv = &http.Server{
 		Handler: s.Handler(), ReadHeaderTimeout: headerLimit, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
@@ -135,6 +136,9 @@ func (s *Server) Handler() http.Handler {
 		if err := mayCall(r.TLS, r.URL.Path); err != nil {
 			_ = refuse.Write(w, r, errwire.ToConnect(err)) // a caller who has gone
 			return
+		}
+		if r.URL.Path == nodev1connect.EdgeServiceReadBlobProcedure {
+			w = impatient{w, s.stall}
 		}
 		mux.ServeHTTP(w, r)
 	})
