@@ -9,10 +9,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sandsea/sandsea/internal/chronus/sessions"
 	"github.com/sandsea/sandsea/internal/edge/backend/fake"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
@@ -132,5 +134,52 @@ func TestWithTheRealKeeperNothingIsLostWhoeverIsKilled(t *testing.T) {
 	wait.Until(t, patience, func() bool { return r.world.Tasks(r.id) == 0 }, "no process left")
 	if a := r.run(cmd("background", "0.3")); string(a.Stdout.Head) != "hi\n" {
 		t.Errorf("%q", a.Stdout.Head)
+	}
+}
+
+func TestAResultCountsWhatALosslessReaderThatLagsIsStillToGet(t *testing.T) {
+	k := &realKeeper{dir: t.TempDir()}
+	var late, looks atomic.Int64
+	r := &rig{t: t, world: fake.NewWorld(), keeper: fake.NewKeeper(), connect: k.dial}
+	r.change = func(c *sessions.Config) {
+		c.Now = func() time.Time {
+			looks.Add(1)
+			return time.Now().Add(time.Duration(late.Load()))
+		}
+	}
+	r.begin(k.start(t))
+
+	// The keeper stops at 64 MiB before the reader; what is left when the command ends lies in its pipe.
+	const size = 65 << 20
+	s := cmd("bytes", fmt.Sprint(size))
+	s.Lossless = true
+	var got int64
+	var end *sessions.Info
+	for e, err := range r.table.Start(t.Context(), s, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += int64(len(e.Data)) + e.Gap
+		if e.Exited != nil {
+			end = e.Exited
+		}
+		if e.Started == nil {
+			continue
+		}
+		wait.Until(t, patience, func() bool { return r.world.Tasks(r.id) == 0 }, "the command's end")
+		for range 3 { // 33 s behind: less than a reader is given
+			late.Add(int64(11 * time.Second))
+			seen := looks.Load()
+			wait.Until(t, patience, func() bool { return looks.Load() > seen+4 }, "some looks at the clock")
+		}
+		if r.table.List()[0].State != sessions.Running {
+			t.Error("its result was counted before its output was taken")
+		}
+	}
+	if end == nil {
+		t.Fatal("it has no end")
+	}
+	if got != size || end.Result.StdoutBytes != size || end.Result.Truncated {
+		t.Errorf("%d bytes of %d, %+v", got, size, end.Result)
 	}
 }

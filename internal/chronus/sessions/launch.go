@@ -777,7 +777,8 @@ func (t *Table) finalize(p *proc) {
 }
 
 // drained returns when an ended command's streams are at their end. Children may hold them open: then when drainWait is
-// over and all that the command itself has written is recorded, which takes longer while the keeper is away.
+// over and all that the command itself has written is recorded. That takes longer while a lossless reader holds it up, for
+// as long as that comes on, and while the keeper is away.
 func (t *Table) drained(p *proc) {
 	all := p.drainedC()
 	timer := time.NewTimer(drainWait)
@@ -792,8 +793,7 @@ func (t *Table) drained(p *proc) {
 	case <-timer.C:
 	}
 	marks := p.written()
-	give := time.NewTimer(recordWait)
-	defer give.Stop()
+	last := t.cfg.Now().Add(recordWait)
 	tick := time.NewTicker(drainWait / 40)
 	defer tick.Stop()
 	for slices.ContainsFunc(marks, mark.ahead) {
@@ -805,7 +805,11 @@ func (t *Table) drained(p *proc) {
 			return
 		case <-t.left:
 			return
-		case <-give.C:
+		}
+		now := t.cfg.Now()
+		if p.awaits() {
+			last = now.Add(recordWait)
+		} else if now.After(last) {
 			t.cfg.Log.Warn("a command ended before its output was recorded", "sandbox", t.cfg.ID, "process", p.number)
 			return
 		}

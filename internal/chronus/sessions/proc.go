@@ -243,12 +243,17 @@ func (p *proc) let() {
 
 // spared reports whether somebody reads the record who must not lose any of it.
 func (p *proc) spared() bool {
+	p.mu.Lock()
+	callers := p.callers
+	p.mu.Unlock()
+	return callers > 0 || p.awaits()
+}
+
+// awaits reports whether a lossless reader is given time to come on.
+func (p *proc) awaits() bool {
 	now := p.t.cfg.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.callers > 0 {
-		return true
-	}
 	for l := range p.lossless {
 		if now.Sub(l.moved) < losslessPatience {
 			return true

@@ -42,7 +42,7 @@ const (
 	MaxNote = 4 << 10
 
 	drainWait  = 200 * time.Millisecond // how long an ended command's streams may stay open before it counts as ended
-	recordWait = 10 * time.Second       // how long what an ended command has written may take to be recorded
+	recordWait = 10 * time.Second       // how long that it wrote may go unrecorded while no lossless reader is waited for
 	firedWait  = time.Second            // how long the keeper's word about a time limit may take
 	launchTime = 30 * time.Second       // limit of one start, whatever the caller's
 	undoTime   = 10 * time.Second
