@@ -147,8 +147,8 @@ func (t *Table) begin(ctx context.Context, s Start) (p *proc, replayed bool, err
 			WithField("key", "100000 keys").WithHint("Go on in another sandbox")
 	}
 	p = t.newProc(entry{
-		Number: t.next, Key: s.Key, Digest: digest, Command: s.Command.clip(), Note: s.Note, Started: t.cfg.Now().UTC(),
-		Terminal: s.Terminal, Shell: s.Handover.entry(),
+		Number: t.next, Key: s.Key, Digest: digest, Command: s.Command.clip(clipCommand), Note: s.Note,
+		Started: t.cfg.Now().UTC(), Terminal: s.Terminal, Shell: s.Handover.entry(),
 	})
 	p.callers = 1
 	t.next++

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -150,8 +152,9 @@ type output struct {
 }
 
 const (
-	clipCommand = 16 << 10
-	clipEntry   = 32 // what an argument or variable takes beside its text
+	clipCommand = 16 << 10 // what is kept of a command
+	listText    = 16 << 20 // what a list shows of all commands
+	clipEntry   = 32       // what an argument or variable takes beside its text
 	inputSuffix = ".in"
 )
 
@@ -162,40 +165,63 @@ func (t *Table) newProc(e entry) *proc {
 	}
 }
 
-// clip shortens what is kept of a command for display.
-func (c Command) clip() Command {
-	left := clipCommand
-	short := func(s string) string {
-		if len(s) > left {
-			s = s[:left] + "..."
+// clip shortens what is shown of a command to about so many bytes: a text that is cut ends in "...", and variables are
+// left out.
+func (c Command) clip(most int) Command {
+	left := most
+	short := func(s string, most int) string {
+		if len(s) > most {
+			s = s[:most] + "..."
 		}
-		left = max(0, left-len(s)-clipEntry)
+		left = max(0, left-len(s))
 		return s
 	}
+	c.User, c.Cwd = short(c.User, most/4), short(c.Cwd, most/4)
 	var argv []string
 	for i, a := range c.Argv {
 		if left == 0 {
 			argv = append(argv, fmt.Sprintf("... (%d more)", len(c.Argv)-i))
 			break
 		}
-		argv = append(argv, short(a))
+		argv = append(argv, short(a, left))
+		left = max(0, left-clipEntry)
 	}
 	c.Argv = argv
 	if c.Env == nil {
 		return c
 	}
 	env := map[string]string{}
-	for k, v := range c.Env {
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
 		if left == 0 {
 			break
 		}
 		if len(k) < left {
 			left -= len(k)
-			env[k] = short(v)
+			env[k] = short(c.Env[k], left)
+			left = max(0, left-clipEntry)
 		}
 	}
 	c.Env = env
 	return c
+}
+
+// brief shortens the texts in i to about so many bytes.
+func (i Info) brief(most int) Info {
+	i.Command = i.Command.clip(most)
+	if i.Result == nil {
+		return i
+	}
+	r := *i.Result
+	if len(r.InfraError) > most {
+		r.InfraError = r.InfraError[:most] + "..."
+	}
+	if f := r.StartFailure; f != nil && len(f.Message) > most {
+		cut := *f
+		cut.Message = f.Message[:most] + "..."
+		r.StartFailure = &cut
+	}
+	i.Result = &r
+	return i
 }
 
 func (p *proc) name() string          { return fmt.Sprintf("%s/%016d", p.t.cfg.ID, p.number) }

@@ -523,7 +523,8 @@ func (t *Table) busy() {
 	}
 }
 
-// List shows the commands in the order of their numbers.
+// List shows the commands in the order of their numbers. The texts of very many commands are cut so that all of them
+// together stay below about 16 MiB; Attach shows one whole.
 func (t *Table) List() []Info {
 	t.mu.Lock()
 	procs := make([]*proc, 0, len(t.procs))
@@ -534,7 +535,11 @@ func (t *Table) List() []Info {
 	slices.SortFunc(procs, func(a, b *proc) int { return cmp.Compare(a.number, b.number) })
 	out := make([]Info, 0, len(procs))
 	for _, p := range procs {
-		out = append(out, p.info())
+		i := p.info()
+		if share := listText / len(procs); share < clipCommand {
+			i = i.brief(share)
+		}
+		out = append(out, i)
 	}
 	return out
 }

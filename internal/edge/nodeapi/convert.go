@@ -110,7 +110,7 @@ func toOverflow(o sessions.Overflow) sandseav1.Overflow {
 
 func toCommand(c sessions.Command) *sandseav1.Command {
 	m := &sandseav1.Command{
-		User: c.User, Cwd: valid(c.Cwd), MergeStderr: c.MergeStderr, TimeoutMs: c.Timeout.Milliseconds(),
+		User: valid(c.User), Cwd: valid(c.Cwd), MergeStderr: c.MergeStderr, TimeoutMs: c.Timeout.Milliseconds(),
 		EnvMode: sandseav1.EnvMode_ENV_MODE_MERGE, Overflow: toOverflow(c.Overflow),
 	}
 	if c.ReplaceEnv {

@@ -76,7 +76,9 @@ type ProcessServiceClient interface {
 	Signal(context.Context, *connect.Request[v1.SignalRequest]) (*connect.Response[v1.SignalResponse], error)
 	// ResizeTTY sets the size of a process's terminal; its foreground group gets SIGWINCH. The last call wins.
 	ResizeTTY(context.Context, *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error)
-	// List shows the processes that were started by calls, ended ones too.
+	// List shows the processes that were started by calls, ended ones too. Of a command 16 KiB of text are kept. From 1,025
+	// processes on less is shown, so that all texts together stay below about 16 MiB: what is cut ends in "...", and
+	// variables are left out. Attach shows one process as it is kept.
 	List(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	// OpenShell opens a shell session: working directory, variables, functions and options are kept from command to
 	// command, each of which is a process of its own. Ten sessions of one sandbox do not see each other.
@@ -250,7 +252,9 @@ type ProcessServiceHandler interface {
 	Signal(context.Context, *connect.Request[v1.SignalRequest]) (*connect.Response[v1.SignalResponse], error)
 	// ResizeTTY sets the size of a process's terminal; its foreground group gets SIGWINCH. The last call wins.
 	ResizeTTY(context.Context, *connect.Request[v1.ResizeTTYRequest]) (*connect.Response[v1.ResizeTTYResponse], error)
-	// List shows the processes that were started by calls, ended ones too.
+	// List shows the processes that were started by calls, ended ones too. Of a command 16 KiB of text are kept. From 1,025
+	// processes on less is shown, so that all texts together stay below about 16 MiB: what is cut ends in "...", and
+	// variables are left out. Attach shows one process as it is kept.
 	List(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	// OpenShell opens a shell session: working directory, variables, functions and options are kept from command to
 	// command, each of which is a process of its own. Ten sessions of one sandbox do not see each other.
