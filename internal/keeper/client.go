@@ -152,7 +152,7 @@ func (c *Conn) read() {
 	c.mu.Lock()
 	c.err = unavailable(err)
 	for _, x := range c.waiting {
-		closeHeld(x.held)
+		CloseHeld(x.held)
 		x.held = nil
 		x.answer <- c.err
 	}
@@ -276,7 +276,8 @@ func (h Held) Files() []*os.File {
 	return out
 }
 
-func closeHeld(hs []Held) {
+// CloseHeld closes the descriptors of all entries.
+func CloseHeld(hs []Held) {
 	for _, h := range hs {
 		scm.CloseFiles(h.Files())
 	}
@@ -305,7 +306,7 @@ func (c *Conn) call(ctx context.Context, what string, build func(id uint32) []by
 	select {
 	case err := <-x.answer:
 		if err != nil {
-			closeHeld(x.held)
+			CloseHeld(x.held)
 			return nil, fmt.Errorf("%s: %w", what, err)
 		}
 		return x.held, nil
@@ -319,7 +320,7 @@ func (c *Conn) abandon(id uint32, x *exchange) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.waiting, id)
-	closeHeld(x.held)
+	CloseHeld(x.held)
 	x.held = nil
 }
 

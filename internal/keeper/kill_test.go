@@ -148,7 +148,7 @@ func TestAKilledEdgeStopsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeHeld(held) })
+	t.Cleanup(func() { CloseHeld(held) })
 	if len(held) != 3 || held[0].Sandbox == nil || held[0].Sandbox.ID != "s1" {
 		t.Fatalf("roster: %+v", held)
 	}

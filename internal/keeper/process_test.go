@@ -680,7 +680,7 @@ func TestFiveHundredStreamsCostLittle(t *testing.T) {
 		n += len(h.Files())
 	}
 	t.Logf("roster of %d descriptors in %v", n, time.Since(begun))
-	closeHeld(held)
+	CloseHeld(held)
 	for n := range 50 {
 		if err := c.Release(t.Context(), Key{Sandbox: fmt.Sprintf("s%d", n)}); err != nil {
 			t.Fatal(err)

@@ -356,7 +356,7 @@ func TestAnEdgeWithoutTerminalsGetsTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer closeHeld(held)
+	defer CloseHeld(held)
 	for _, h := range held {
 		if h.Exec != nil && h.Exec.Streams[0].Terminal == nil {
 			t.Error("the terminal is lost")

@@ -285,7 +285,7 @@ func Upgrade(ctx context.Context, socket, dataID string, program *os.File, argv 
 
 // Restore gives a keeper what Upgrade returned, as far as it has not got it already, and closes that.
 func Restore(ctx context.Context, c Client, held []Held) error {
-	defer closeHeld(held)
+	defer CloseHeld(held)
 	var errs []error
 	for _, h := range held {
 		if h.Sandbox != nil {

@@ -247,7 +247,7 @@ func TestAProgramThatDoesNotRunChangesNothing(t *testing.T) {
 	}
 	defer f.Close()
 	held, err := Upgrade(t.Context(), p.socket(), "data", f, []string{path})
-	closeHeld(held)
+	CloseHeld(held)
 	if !errors.Is(err, errdefs.FailedPrecondition) {
 		t.Fatalf("got %v", err)
 	}

@@ -264,13 +264,13 @@ func (t *Table) adopt(ctx context.Context, inside []chronus.Process, held []keep
 			errs = append(errs, t.takeOver(ctx, p, h, in, ok))
 		default:
 			if ok {
-				closeHeld(h)
+				keeper.CloseHeld([]keeper.Held{h})
 			}
 			errs = append(errs, t.neverStarted(ctx, p))
 		}
 	}
 	for number, h := range kept {
-		closeHeld(h)
+		keeper.CloseHeld([]keeper.Held{h})
 		errs = append(errs, t.cfg.Keeper.Release(ctx, keeper.Key{Sandbox: t.cfg.ID, Number: number}))
 	}
 	t.busy()
@@ -294,22 +294,6 @@ func (t *Table) neverStarted(ctx context.Context, p *proc) error {
 		errs = append(errs, x.Kill(), x.Remove())
 	}
 	return errors.Join(append(errs, t.dropFiles(p), t.cfg.Memory.Forget(p.name(), p.inputName()))...)
-}
-
-func closeHeld(h keeper.Held) {
-	e := h.Exec
-	for _, f := range []*os.File{e.Stdin, e.Kill} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-	for _, s := range e.Streams {
-		for _, f := range []*os.File{s.Pipe, s.File, s.Terminal, s.Feed} {
-			if f != nil {
-				_ = f.Close()
-			}
-		}
-	}
 }
 
 // takeOver makes p whole again from what the keeper held.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 
@@ -162,7 +161,7 @@ func (r *Runner) recoverOne(ctx context.Context, b *box, held Held) error {
 		b.mu.Unlock()
 		err = r.takeBack(ctx, b, inst, execs)
 	} else {
-		closeExecs(execs)
+		keeper.CloseHeld(execs)
 	}
 	if errors.Is(err, errUnanswered) {
 		actions, everr := b.event(sandbox.Event{
@@ -197,13 +196,14 @@ func (r *Runner) takeBack(ctx context.Context, b *box, inst backend.Instance, ex
 	b.mu.Unlock()
 	grant, err := r.cfg.Room.Adopt(b.id, rec.Spec.Limits)
 	if err != nil {
+		keeper.CloseHeld(execs)
 		return err
 	}
 	b.mu.Lock()
 	b.grant = grant
 	b.mu.Unlock()
 	if rec.State == sandbox.Stopping {
-		closeExecs(execs)
+		keeper.CloseHeld(execs)
 		return nil
 	}
 	if err := r.expectNetwork(ctx, b, inst); err != nil {
@@ -212,7 +212,7 @@ func (r *Runner) takeBack(ctx context.Context, b *box, inst backend.Instance, ex
 	}
 	inside, err := r.greet(ctx, inst)
 	if err != nil {
-		closeExecs(execs)
+		keeper.CloseHeld(execs)
 		select {
 		case <-inst.Done():
 			return nil // dead already: the watcher tells how
@@ -249,24 +249,6 @@ func (r *Runner) greet(ctx context.Context, inst backend.Instance) ([]chronus.Pr
 		stop()
 		if try == greetTries-1 || ctx.Err() != nil {
 			return nil, fmt.Errorf("%w: %w", errUnanswered, err)
-		}
-	}
-}
-
-func closeExecs(execs []keeper.Held) {
-	for _, h := range execs {
-		e := h.Exec
-		for _, s := range e.Streams {
-			closeFiles(s.Pipe, s.File)
-		}
-		closeFiles(e.Stdin, e.Kill)
-	}
-}
-
-func closeFiles(list ...*os.File) {
-	for _, f := range list {
-		if f != nil {
-			_ = f.Close()
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -608,6 +609,44 @@ func TestASandboxThatDiedWithoutAnEdgeHasItsEvidence(t *testing.T) {
 		t.Fatalf("a recorded result after the end: %+v, %v", a, err)
 	}
 	none(t, e)
+}
+
+func TestNoDescriptorIsLeftOfASandboxThatDiedWithoutAnEdge(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes what is forgotten
+	terminals := func() (n int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasSuffix(target, "/ptmx") {
+				n++
+			}
+		}
+		return n
+	}
+	before := terminals()
+	e := edgetest.New(t)
+	id := e.Create()
+	u, err := e.Runner.Open(id, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = u.Commands.Launch(t.Context(), sessions.Start{
+		Command: sessions.Command{Argv: []string{"sleep", "60"}}, Terminal: &sessions.TerminalSize{Columns: 80, Rows: 24},
+	})
+	u.Done()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if terminals() == before {
+		t.Fatal("its terminal is not seen")
+	}
+	e.Kill()
+	e.World.KillInit(id, backend.Exit{Cause: sandbox.CauseOOM})
+	e.Start()
+	e.WaitEnded(id)
+	wait.Until(t, edgetest.Patience, func() bool { return terminals() <= before }, "no descriptor of its terminal")
 }
 
 func TestAKeeperThatDiesIsReplaced(t *testing.T) {
