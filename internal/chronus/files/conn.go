@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/linux/scm"
 )
 
@@ -23,6 +24,13 @@ var (
 	// errStalled: the helper did not answer in time.
 	errStalled = errors.New("the file helper does not answer")
 )
+
+// errNoRoom says that the helper did what it was asked, and this process could not take the descriptor. It is no fault of
+// the sandbox, as Exhausted would be.
+func errNoRoom() error {
+	return errdefs.New(errdefs.Unavailable, "", "the node's daemon cannot hold more open files now").
+		WithHint("Try again once other calls on this node have ended")
+}
 
 // reply is an answer with its descriptor. The data is its own.
 type reply struct {
@@ -193,15 +201,17 @@ func (c *conn) receive() {
 	buf := make([]byte, answerSize+wireDataMax)
 	for {
 		n, got, err := c.sock.Recv(context.Background(), buf)
-		if errors.Is(err, scm.ErrTruncated) {
+		// That this process can hold no more descriptors is not the helper's fault: who asked for one gets none.
+		cut := errors.Is(err, scm.ErrTruncated) && n > 0
+		if errors.Is(err, scm.ErrTruncated) && !cut {
 			c.fail(fmt.Errorf("the file helper broke the rules: %w", err))
 			return
 		}
-		if err != nil {
+		if err != nil && !cut {
 			c.fail(errLost)
 			return
 		}
-		if err := c.deliver(buf[:n], got); err != nil {
+		if err := c.deliver(buf[:n], got, cut); err != nil {
 			for _, f := range got {
 				_ = f.Close()
 			}
@@ -211,8 +221,9 @@ func (c *conn) receive() {
 	}
 }
 
-// deliver checks a message and gives it to its call, which is the oldest. On an error the files stay the caller's.
-func (c *conn) deliver(msg []byte, got []*os.File) error {
+// deliver checks a message and gives it to its call, which is the oldest. cut: its descriptors could not be taken. On an
+// error the files stay the caller's.
+func (c *conn) deliver(msg []byte, got []*os.File, cut bool) error {
 	a, err := decodeAnswer(msg)
 	if err != nil {
 		return err
@@ -230,6 +241,10 @@ func (c *conn) deliver(msg []byte, got []*os.File) error {
 	rep.data = slices.Clone(a.data)
 	wanted := a.errno == 0 && (a.op == opOpen || a.op == opCreate || a.op == opWatch)
 	switch {
+	case wanted && cut:
+		rep.err = errNoRoom()
+	case cut:
+		return errors.New("answer with descriptors")
 	case wanted && len(got) != 1, !wanted && len(got) != 0:
 		return fmt.Errorf("answer with %d descriptors", len(got))
 	case wanted && a.op == opWatch:
@@ -249,13 +264,16 @@ func (c *conn) deliver(msg []byte, got []*os.File) error {
 		return errors.New("answer with the wrong kind of handle")
 	}
 	c.pending = c.pending[1:]
-	if !call.abandoned {
+	if call.abandoned {
+		<-c.slots
+		if rep.file != nil {
+			_ = rep.file.Close()
+		}
+	} else {
 		call.done <- rep
-		return nil
-	}
-	<-c.slots
-	if rep.file != nil {
-		_ = rep.file.Close()
+		if rep.err == nil {
+			return nil
+		}
 	}
 	if a.handle != 0 && c.broken == nil {
 		c.wg.Go(func() { c.forget(a.handle) })

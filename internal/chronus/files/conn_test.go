@@ -313,6 +313,71 @@ func TestACallThatIsGivenUpClosesWhatItWouldHaveGot(t *testing.T) {
 	}
 }
 
+// fill takes every descriptor that this process could still open, until the test ends or free is called.
+func fill(t *testing.T) (free func()) {
+	t.Helper()
+	var old syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old))
+	next, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	must(t, err)
+	must(t, syscall.Close(next))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(next), Max: old.Max}))
+	free = sync.OnceFunc(func() { must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old)) })
+	t.Cleanup(free)
+	return free
+}
+
+func TestANodeWithoutDescriptorsKeepsItsHelper(t *testing.T) {
+	regular, err := os.CreateTemp(t.TempDir(), "")
+	must(t, err)
+	defer regular.Close()
+	closed := make(chan uint32, 8)
+	h := fake(t, func(f *fakeHelper) {
+		handle := uint32(0)
+		buf := make([]byte, 16384)
+		for {
+			n, _, err := f.conn.Recv(context.Background(), buf)
+			if err != nil || n < requestSize {
+				return
+			}
+			o, cookie := op(binary.LittleEndian.Uint32(buf[4:])), binary.LittleEndian.Uint64(buf[8:])
+			switch o {
+			case opOpen:
+				f.send(message(o, cookie, 0, 0, 0, ""), regular)
+			case opCreate:
+				handle++
+				f.send(message(o, cookie, 0, handle, 0, ""), regular)
+			case opClose:
+				closed <- handle
+				f.send(message(o, cookie, 0, 0, 0, ""))
+			default:
+				f.send(message(o, cookie, 0, 0, 0, ""))
+			}
+		}
+	}, func(*fakeHelper) { t.Error("another helper was started") })
+	v := h.As(chronus.IDs{}, "")
+	_, err = v.Stat(t.Context(), "/x", false) // the helper is there
+	must(t, err)
+
+	free := fill(t)
+	_, _, openErr := v.Open(t.Context(), "/x")
+	_, writeErr := v.Write(t.Context(), "/x", 0, nil, strings.NewReader("text"))
+	free()
+	for _, err := range []error{openErr, writeErr} {
+		if !errors.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "the node's daemon cannot hold more open files") {
+			t.Errorf("got %v", err)
+		}
+	}
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Error("the unfinished file was not closed")
+	}
+	f, _, err := v.Open(t.Context(), "/x")
+	must(t, err)
+	must(t, f.Close())
+}
+
 func TestHelpersComeAndGo(t *testing.T) {
 	s := newScratch(t, "")
 	s.idle = 50 * time.Millisecond
