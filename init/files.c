@@ -1169,7 +1169,7 @@ static int set_attributes(void)
 	if (err == 0 && (in.r.flags & FW_SET_MTIME)) {
 		struct timespec ts[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = in.r.mtime_sec, .tv_nsec = in.r.mtime_nsec}};
 
-		if (utimensat(p.dir, p.name, ts, AT_SYMLINK_NOFOLLOW) < 0)
+		if (utimensat(fd, "", ts, AT_EMPTY_PATH) < 0)
 			err = -errno;
 	}
 	shut(fd);

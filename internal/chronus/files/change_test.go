@@ -53,6 +53,25 @@ func TestChangeSetsAllAtOnceAsTheUserMay(t *testing.T) {
 	wantErrno(t, err, errdefs.Invalid, 0)
 }
 
+func TestAChangeIsOfOneFileWhateverTakesItsName(t *testing.T) {
+	s := newScratch(t, "s")
+	s.put("/tmp/f", "x", 0o644, 0)
+	s.put("/tmp/other", "other", 0o644, 0)
+	v := s.rootUser()
+	must(t, os.Link(s.root+"/tmp/f", s.root+"/tmp/kept"))
+	at, mode := time.Unix(1_000_000, 5), uint32(0o600)
+	info, err := v.Change(t.Context(), "/tmp/f", Attrs{Mode: &mode, ModTime: at})
+	must(t, err)
+	kept, err := v.Stat(t.Context(), "/tmp/kept", false)
+	must(t, err)
+	if info.Size != 5 || info.Mode != 0o644 || info.ModTime.Equal(at) {
+		t.Errorf("what took the name became %+v", info)
+	}
+	if kept.Mode != mode || !kept.ModTime.Equal(at) {
+		t.Errorf("the file became %+v", kept)
+	}
+}
+
 func TestWhatIsGivenToAnotherIsHis(t *testing.T) {
 	s := newScratch(t, "p")
 	v, err := s.rootUser().GivingTo(t.Context(), "1000:1000")

@@ -3,14 +3,28 @@
  * driver.c - runs the file helper in a scratch root, for tests: driver ROOT UID GID OPTIONS [GROUP…]
  *
  * It begins as root of fresh user, mount, pid and uts namespaces, with the socket as descriptor 3. OPTIONS are letters:
- * p mounts /proc, t a tmpfs on /mnt, o an overlay of ROOT-lower on ROOT, n forbids files without a name.
+ * p mounts /proc, t a tmpfs on /mnt, o an overlay of ROOT-lower on ROOT, n forbids files without a name, s renames
+ * /tmp/other to /tmp/f whenever a time is about to be set.
  */
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+static bool swaps;
+
+static int swap_and_set_time(int fd, const char *name, const struct timespec ts[2], int flags)
+{
+	if (swaps)
+		rename("/tmp/other", "/tmp/f");
+	return utimensat(fd, name, ts, flags);
+}
+
+#define utimensat swap_and_set_time
 #define FW_IDLE_MS 700
 #define TEMP_AGE 0
 #include "files.c"
 
 #include <grp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 
@@ -46,6 +60,7 @@ int main(int argc, char **argv)
 		need(mount("tmpfs", "/mnt", "tmpfs", 0, "mode=1777,size=8m"), "tmpfs");
 	if (strchr(argv[4], 'n'))
 		unnamed = FAILS;
+	swaps = strchr(argv[4], 's') != NULL;
 	for (int i = 5; i < argc && n < 64; i++)
 		groups[n++] = (gid_t)atoi(argv[i]);
 	need(setgroups((size_t)n, groups), "setgroups");
