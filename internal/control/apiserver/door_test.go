@@ -267,6 +267,35 @@ func TestStrictJSONInStreams(t *testing.T) {
 	}
 }
 
+func TestAStreamThatCannotBeReadIsTheCallersFault(t *testing.T) {
+	h := newHouse(t, 1)
+	for name, body := range map[string]string{
+		"no chunk":            "ZZZ\r\n",
+		"half a header":       "3\r\n\x00\x00\x00\r\n0\r\n\r\n",
+		"a chunk without end": "3\r\n\x00\x00\x00XX\r\n\r\n",
+		"half a message":      "6\r\n\x00\x00\x00\x00\x04{\r\n0\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(limit))
+			if _, err := io.WriteString(conn, "POST /sandsea.v1.FileService/Write HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"+
+				"Authorization: Bearer "+h.token+"\r\nContent-Type: application/connect+json\r\nTransfer-Encoding: chunked\r\n\r\n"+
+				body); err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(conn)
+			if err != nil || !strings.Contains(string(b), `"code":"invalid_argument"`) ||
+				!strings.Contains(string(b), "the stream of the request cannot be read") {
+				t.Errorf("got %q, %v", b, err)
+			}
+		})
+	}
+}
+
 func TestAnswersInJSON(t *testing.T) {
 	h := newHouse(t, 1)
 	status, body, header := h.post(t, listPath, `{}`, "Accept-Encoding", "gzip")

@@ -63,8 +63,13 @@ type keyedStream struct {
 	first func(any)
 }
 
+// Receive says of a stream that cannot be read, which the library calls an internal error, that it is the caller's.
 func (k *keyedStream) Receive(m any) error {
 	err := k.StreamingHandlerConn.Receive(m)
+	if ce, ok := errors.AsType[*connect.Error](err); ok && ce.Code() == connect.CodeInternal {
+		return errdefs.New(errdefs.Invalid, "", "the stream of the request cannot be read: %s", ce.Message()).
+			WithHint("Send whole messages").Wrap(err)
+	}
 	if err == nil && k.first != nil {
 		k.first(m)
 		k.first = nil
