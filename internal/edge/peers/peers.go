@@ -2,7 +2,8 @@
 //
 // It owns the search (the registrations in the store, in a random order), the transfer (node.v1 ReadBlob, resumed at its
 // offset when a line breaks, from the same node or another) and the bound on how many run at once. A blob is in the
-// store only when its digest is right, whoever sent it. However many ask for one layer, it is fetched once; a fetch goes
+// store only when its digest is right, whoever sent it. Who alone sent a wrong one is not asked for it again; of several
+// nobody knows who was wrong, so each is asked for all of it. However many ask for one layer, it is fetched once; a fetch goes
 // on when they have all gone, so that who asks again finds more of it. It deletes nothing: the collector does.
 //
 // Everything may be called at once. Close ends the fetches.
@@ -265,9 +266,13 @@ func (l *Layers) fetch(ctx context.Context, d image.Digest, most int64) error {
 	s := &staging{blobs: l.cfg.Blobs, digest: d, most: most}
 	defer s.drop()
 	var last error
+	alone := false // no node goes on where another stopped
 	for range rounds {
 		left := list[:0]
 		for _, p := range list {
+			if alone && s.sender != p.Number {
+				s.drop()
+			}
 			err := l.readFrom(ctx, p, s)
 			if err == nil {
 				if err = s.commit(ctx); err == nil {
@@ -281,8 +286,10 @@ func (l *Layers) fetch(ctx context.Context, d image.Digest, most int64) error {
 			if errors.Is(err, errLocal) {
 				return err
 			}
-			if !errors.Is(err, errdefs.NotFound) && !errors.Is(err, errdefs.DataLoss) {
-				left = append(left, p) // it broke; there may be more to have
+			wrong := errors.Is(err, errdefs.DataLoss)
+			alone = alone || wrong && s.mixed
+			if !errors.Is(err, errdefs.NotFound) && (!wrong || s.mixed) {
+				left = append(left, p) // there may be more to have
 			}
 			last = err
 		}
@@ -336,7 +343,7 @@ func (l *Layers) readFrom(ctx context.Context, p node.Registration, s *staging) 
 	defer func() { _ = st.Close() }()
 	for st.Receive() {
 		silence.Reset(stall)
-		if err := s.write(st.Msg().GetData()); err != nil {
+		if err := s.write(p.Number, st.Msg().GetData()); err != nil {
 			return err
 		}
 	}
@@ -355,15 +362,17 @@ type staging struct {
 	digest image.Digest
 	most   int64
 
-	w    blob.Writer // nil: nothing is staged
-	size int64
+	w      blob.Writer // nil: nothing is staged
+	size   int64
+	sender node.Number // who sent last
+	mixed  bool        // what is or was staged last has more than one sender
 }
 
 func (s *staging) open(ctx context.Context) (err error) {
 	if s.w != nil {
 		return nil
 	}
-	s.size = 0
+	s.size, s.mixed = 0, false
 	if s.w, err = s.blobs.Create(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errLocal, err)
 	}
@@ -377,7 +386,9 @@ func (s *staging) drop() {
 	}
 }
 
-func (s *staging) write(p []byte) error {
+func (s *staging) write(from node.Number, p []byte) error {
+	s.mixed = s.mixed || s.size > 0 && s.sender != from
+	s.sender = from
 	if s.size+int64(len(p)) > s.most {
 		s.drop()
 		return errdefs.New(errdefs.DataLoss, "blob "+string(s.digest), "what the node sends has more than %d bytes", s.most)

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -267,6 +268,30 @@ func TestWrongBytesAreNeverKept(t *testing.T) {
 			w.check(t, all)
 		})
 	}
+}
+
+func TestANodeIsNotBlamedForWhatAnotherSentBeforeIt(t *testing.T) {
+	w := newWorld(t)
+	d, data, all := layer(t)
+	var lied atomic.Bool
+	w.add(t, "liar", func(name string, at int64) ([]byte, error) {
+		b, err := having(all)(name, at)
+		if name != string(data) {
+			return b, err
+		}
+		lied.Store(true)
+		return make([]byte, 1000), errdefs.New(errdefs.Unavailable, "node", "it stops")
+	})
+	w.add(t, "honest", func(name string, at int64) ([]byte, error) {
+		if name == string(data) && !lied.Load() {
+			return nil, errdefs.New(errdefs.Unavailable, "node", "it starts") // so that the other one is first
+		}
+		return having(all)(name, at)
+	})
+	if err := w.layers.Ensure(t.Context(), []image.Digest{d}); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t, all)
 }
 
 func TestWhatNobodyHasIsRefused(t *testing.T) {
