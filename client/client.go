@@ -117,7 +117,12 @@ func (cfg Config) complete() (Config, error) {
 		cfg.Token = os.Getenv("SANDSEA_TOKEN")
 		cfg.TokenFile = os.Getenv("SANDSEA_TOKEN_FILE")
 	}
-	if cfg.Token != "" {
+	if cfg.Token = strings.TrimSpace(cfg.Token); cfg.Token != "" {
+		if !isToken(cfg.Token) {
+			// Said here and without it: below, the error for a header that cannot be sent may show the token.
+			return cfg, errdefs.New(errdefs.Unauthenticated, "", "the token is none: it has letters that no token has").
+				WithHint("Set SANDSEA_TOKEN_FILE")
+		}
 		return cfg, nil
 	}
 	if cfg.TokenFile != "" {
@@ -162,10 +167,15 @@ func readToken(file string) (string, error) {
 		return "", tokenFileError(file, err)
 	}
 	token := strings.TrimSpace(string(buf[:n]))
-	if token == "" || n == maxToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+	if token == "" || n == maxToken || !isToken(token) {
 		return "", errdefs.New(errdefs.Unauthenticated, file, "holds no token").WithHint("Set SANDSEA_TOKEN_FILE to the right file")
 	}
 	return token, nil
+}
+
+// isToken reports whether s has only letters that a token may have.
+func isToken(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 // maxToken is more than any token has.
@@ -237,10 +247,16 @@ func (i interceptor) restore(err error, safe bool) error {
 			return errdefs.New(errdefs.Deadline, "", "no answer from %s in time", i.url).Wrap(err)
 		}
 		return errdefs.New(errdefs.Unknown, "", "no answer from %s in time, it may have been done", i.url).Wrap(err)
-	case connect.CodeResourceExhausted, connect.CodeInvalidArgument:
+	case connect.CodeResourceExhausted:
 		if !broken(err) {
 			return errwire.FromConnect(err) // a message beyond a limit of ours
 		}
+	case connect.CodeInvalidArgument: // the library's word for an answer that it cannot decode
+		if safe {
+			return errdefs.New(errdefs.DataLoss, "", "the answer of %s cannot be read", i.url).
+				WithHint("Check that nothing on the way changes what the server sends").Wrap(err)
+		}
+		return errdefs.New(errdefs.Unknown, "", "the answer of %s cannot be read, it may have been done", i.url).Wrap(err)
 	case connect.CodeUnimplemented, connect.CodeUnknown:
 		if !broken(err) {
 			return errdefs.New(errdefs.FailedPrecondition, i.url, "is no Sandsea server: %s", rootCause(err)).

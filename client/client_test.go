@@ -235,6 +235,50 @@ func TestTheEnvironmentNamesServerTokenAndProject(t *testing.T) {
 	}
 }
 
+func TestATokenHasNoSpaceAroundIt(t *testing.T) {
+	s := testserver.Start(t, testserver.Config{})
+	for name, where := range map[string]func(string) client.Config{
+		"of the environment": func(token string) client.Config {
+			t.Setenv("SANDSEA_TOKEN", token)
+			return client.Config{URL: s.URL}
+		},
+		"of the configuration": func(token string) client.Config {
+			t.Setenv("SANDSEA_TOKEN", "")
+			return client.Config{URL: s.URL, Token: token}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClient(t, where(" \t"+s.Token+"\r\n"))
+			if _, err := c.IAM.WhoAmI(t.Context(), connect.NewRequest(&sandseav1.WhoAmIRequest{})); err != nil {
+				t.Error(err)
+			}
+			_, err := client.New(where("two\nlines"))
+			if !errors.Is(err, errdefs.Unauthenticated) || strings.Contains(err.Error(), "lines") {
+				t.Errorf("a token that is none: %v", err)
+			}
+		})
+	}
+}
+
+func TestAnAnswerThatCannotBeReadIsNoFaultOfTheRequest(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/connect+proto")
+		_, _ = io.WriteString(w, "\x00\x00\x00\x00\x04\xff\xff\xff\xff")
+	}))
+	defer srv.Close()
+	sb := newClient(t, client.Config{URL: srv.URL, Token: "x"}).Sandbox("x")
+	for _, err := range sb.Attach(t.Context(), &sandseav1.AttachRequest{Number: 1}) {
+		if !errors.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), "cannot be read") {
+			t.Errorf("a call that may be repeated: %v", err)
+		}
+	}
+	for _, err := range sb.Start(t.Context(), &sandseav1.StartRequest{}) {
+		if !errors.Is(err, errdefs.Unknown) || !strings.Contains(err.Error(), "it may have been done") {
+			t.Errorf("a call that may not: %v", err)
+		}
+	}
+}
+
 func TestNoServer(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

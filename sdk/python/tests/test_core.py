@@ -45,6 +45,12 @@ def test_a_huge_message_is_refused_before_it_is_read() -> None:
         core.Frames().feed(struct.pack(">BI", 0, 1 << 31))
 
 
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"{...}", b"[1]"])
+def test_a_message_that_cannot_be_read_is_lost_data_and_no_fault_of_the_request(data: bytes) -> None:
+    with pytest.raises(errors.DataLoss, match="cannot be read"):
+        core.Frames().feed(struct.pack(">BI", 0, len(data)) + data)
+
+
 def test_an_error_frame_raises_its_error() -> None:
     error = {"error": {"code": "not_found", "message": "sandbox s1: none here"}}
     data = json.dumps(error).encode()

@@ -246,7 +246,14 @@ class Frames:
                 raise errors.InfraError(f"the server sent a message of {size} bytes")
             if len(self._buf) < 5 + size:
                 break
-            doc = json.loads(bytes(self._buf[5 : 5 + size]))
+            try:
+                doc = json.loads(bytes(self._buf[5 : 5 + size]))
+            except ValueError:
+                doc = None
+            if not isinstance(doc, dict):
+                raise errors.DataLoss(
+                    "the answer of the server cannot be read. Check that nothing on the way changes what it sends"
+                )
             del self._buf[: 5 + size]
             if flags & 2:
                 self.ended = True
