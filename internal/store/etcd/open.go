@@ -19,6 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
@@ -97,7 +98,7 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// Open starts a single embedded member on cfg.Dir and returns when it answers.
+// Open starts a single embedded member on cfg.Dir and returns when it answers. Damaged files are errdefs.DataLoss.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	limit := cmp.Or(cfg.ReadyTimeout, DefaultReadyTimeout)
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
@@ -127,7 +128,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		ec.GRPCAdditionalServerOptions = guards()
 	}
 	ec.WatchProgressNotifyInterval = 10 * time.Second
-	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(cfg.Log))
+	last := newLastWord()
+	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
+		zapTo(cfg.Log).WithOptions(zap.WithFatalHook(last), zap.WithPanicHook(last)))
 
 	began := time.Now()
 	type started struct {
@@ -136,7 +139,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	up := make(chan started, 1)
 	go func() {
-		e, err := embed.StartEtcd(ec)
+		e, err := start(ctx, ec, last)
 		up <- started{e, err}
 	}()
 	tick := time.NewTicker(time.Second)
@@ -165,11 +168,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 					WithField("cluster_listen", "").WithHint("Choose another: --cluster-listen HOST:PORT").Wrap(s.err)
 			}
 			if s.err != nil {
-				return nil, errdefs.New(errdefs.FailedPrecondition, "store "+cfg.Dir, "does not start: %v", s.err).
-					WithHint("See the log, or restore the folder from a backup").Wrap(s.err)
+				return nil, s.err
 			}
 			e, ready = s.e, s.e.Server.ReadyNotify()
+		case word := <-last.words: // whatever runs of the member ends with the process
+			return nil, damaged(cfg.Dir, "%s", word)
 		case <-ready:
+			last.over()
 			st := newStore(v3client.New(e.Server), cmp.Or(cfg.CallTimeout, DefaultCallTimeout))
 			st.member = true
 			st.keepRoom(ctx, e, ec.QuotaBackendBytes, cmp.Or(cfg.Upkeep, upkeepEvery), cfg.Log)
