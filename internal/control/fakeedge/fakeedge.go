@@ -144,6 +144,14 @@ func (e *Edge) Restart() {
 	e.restartLocked()
 }
 
+// DropEvents loses the transitions so far, as an edge does of which more happened than it keeps.
+func (e *Edge) DropEvents() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.base += int64(len(e.events))
+	e.events = nil
+}
+
 func (e *Edge) restartLocked() {
 	e.incarnation += "x"
 	e.events, e.base = nil, 0

@@ -21,7 +21,7 @@ func TestWhatCrossesAnAnswerDoesNotTurnTheClockBack(t *testing.T) {
 	running, stopping, ended := at(pb.SandboxState_SANDBOX_STATE_RUNNING), at(pb.SandboxState_SANDBOX_STATE_STOPPING),
 		at(pb.SandboxState_SANDBOX_STATE_ENDED)
 	w := New(Config{})
-	m := &member{number: 1, sandboxes: map[string]*pb.Sandbox{}}
+	m := &member{number: 1, incarnation: "a", sandboxes: map[string]*pb.Sandbox{}}
 	w.nodes[1] = m
 	living := func(want int, when string) {
 		t.Helper()
@@ -33,7 +33,7 @@ func TestWhatCrossesAnAnswerDoesNotTurnTheClockBack(t *testing.T) {
 	living(1, "while it runs")
 	w.Note(ended)
 	living(0, "after the answer")
-	w.apply(m, &nodev1.RosterResponse{Seq: 1, Sandboxes: []*pb.Sandbox{running}}, time.Now(), false)
+	w.apply(m, &nodev1.RosterResponse{Seq: 1, Incarnation: "a", Sandboxes: []*pb.Sandbox{running}}, time.Now())
 	living(0, "after a roster from before")
 	w.transition(m, &nodev1.FollowResponse{Seq: 2, What: "stopping", Sandbox: stopping})
 	living(0, "after a transition from before")

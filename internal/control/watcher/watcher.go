@@ -102,6 +102,7 @@ type member struct {
 	seenAt      time.Time
 	incarnation string
 	seq         int64
+	cut         bool // the transitions behind seq are gone
 	sandboxes   map[string]*sandseav1.Sandbox
 	reachable   bool // the last word of the log
 }
@@ -221,7 +222,7 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) {
 	if m != nil { // moved: keep what is known until it answers from its new place
 		m.stop(errMoved)
 		fresh.state, fresh.caps, fresh.seenAt, fresh.sandboxes = m.state, m.caps, m.seenAt, m.sandboxes
-		fresh.incarnation, fresh.seq = m.incarnation, m.seq
+		fresh.incarnation, fresh.seq, fresh.cut = m.incarnation, m.seq, m.cut
 	}
 	w.nodes[n] = fresh
 	w.publishLocked()
@@ -255,13 +256,14 @@ func (w *Watcher) follow(ctx context.Context, m *member) {
 	}
 }
 
-// session takes the roster and follows the node until something breaks or a new roster is needed.
+// session takes the roster and follows the node, from the last transition that it saw, until something breaks or a new
+// roster is needed.
 func (w *Watcher) session(ctx context.Context, m *member) error {
 	roster, at, err := w.roster(ctx, m)
 	if err != nil {
 		return err
 	}
-	w.apply(m, roster, at, true)
+	after := w.apply(m, roster, at)
 	m.once.Do(func() { close(m.first) })
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -272,7 +274,7 @@ func (w *Watcher) session(ctx context.Context, m *member) error {
 	defer cancel(nil) // before Wait
 
 	stream, err := m.client.Edge.Follow(ctx, connect.NewRequest(&nodev1.FollowRequest{
-		After: roster.GetSeq(), Incarnation: roster.GetIncarnation(),
+		After: after, Incarnation: roster.GetIncarnation(),
 	}))
 	if err != nil {
 		return fmt.Errorf("follow: %w", err)
@@ -280,6 +282,11 @@ func (w *Watcher) session(ctx context.Context, m *member) error {
 	defer func() { _ = stream.Close() }() // what it carried is read by then
 	for stream.Receive() {
 		w.transition(m, stream.Msg())
+	}
+	if connect.CodeOf(stream.Err()) == connect.CodeOutOfRange {
+		w.mu.Lock()
+		m.cut = true
+		w.mu.Unlock()
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -331,13 +338,15 @@ func (w *Watcher) poll(ctx context.Context, m *member) error {
 			return errors.New("the stream of transitions is stuck")
 		}
 		stuck = seq
-		w.apply(m, r, at, false)
+		w.apply(m, r, at)
 	}
 }
 
-// apply takes a roster over. At the start of a session the sandboxes are compared and what happened unseen is told to
-// subscribers; later they are only taken over when the stream is level with the roster, which heals whatever drifted.
-func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time, session bool) {
+// apply takes a roster over, and gives the number of the transition after which to follow. Where the stream can go on, the
+// sandboxes are only taken over when it is level with the roster, which heals whatever drifted. Where it cannot, since the
+// edge restarted or keeps the transitions no longer, or this is the first word of it, subscribers are told of a gap and
+// of how the sandboxes differ.
+func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time) (after int64) {
 	caps := capabilities(r.GetNode())
 	now := make(map[string]*sandseav1.Sandbox, len(r.GetSandboxes()))
 	for _, s := range r.GetSandboxes() {
@@ -347,16 +356,18 @@ func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time, sessi
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	known := m.incarnation != ""
 	m.state, m.caps, m.seenAt = r.GetNode(), caps, at
 	if !m.reachable {
 		m.reachable = true
 		w.log.Info("node answers", "node", m.number, "name", m.reg.Name, "sandboxes", len(now))
 	}
 	switch {
-	case session:
-		before := m.sandboxes
-		m.sandboxes, m.seq, m.incarnation = now, r.GetSeq(), r.GetIncarnation()
+	case m.cut || r.GetIncarnation() != m.incarnation:
+		before, known := m.sandboxes, m.incarnation != ""
+		m.sandboxes, m.seq, m.incarnation, m.cut = now, r.GetSeq(), r.GetIncarnation(), false
+		if known || m.seq > 0 {
+			w.ring.add(Event{At: timestamppb.New(at), Gap: true})
+		}
 		if known {
 			w.tellDifferenceLocked(before, now)
 		}
@@ -369,6 +380,7 @@ func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time, sessi
 		m.sandboxes = now
 	}
 	w.publishLocked()
+	return m.seq
 }
 
 func (w *Watcher) tellDifferenceLocked(before, now map[string]*sandseav1.Sandbox) {
@@ -379,13 +391,8 @@ func (w *Watcher) tellDifferenceLocked(before, now map[string]*sandseav1.Sandbox
 		}
 	}
 	for id, old := range before {
-		if now[id] != nil || sandboxpb.Over(old.GetState()) {
-			continue
-		}
-		if end := w.ended[id]; end != nil {
+		if end := w.ended[id]; end != nil && now[id] == nil && !sandboxpb.Over(old.GetState()) {
 			w.ring.add(Event{At: at, What: "ended", Sandbox: end})
-		} else {
-			w.ring.add(Event{At: at, Gap: true})
 		}
 	}
 }

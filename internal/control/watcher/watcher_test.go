@@ -195,6 +195,124 @@ func TestEventsSurviveAnEdgesRestart(t *testing.T) {
 	}
 }
 
+// told collects what a subscriber is told from now on, until it is asked for.
+func told(t *testing.T, wt *watcher.Watcher) (seen func() []string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	var all []string
+	started := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		first := true
+		for e, err := range wt.Events(ctx, "other-1") {
+			switch {
+			case err != nil:
+				return
+			case first: // the gap of a foreign cursor
+				first = false
+				close(started)
+				continue
+			}
+			what := "gap"
+			if !e.Gap {
+				what = e.What + " " + e.Sandbox.GetId()
+			}
+			mu.Lock()
+			all = append(all, what)
+			mu.Unlock()
+		}
+	})
+	t.Cleanup(func() { stop(); wg.Wait() })
+	<-started
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(all)
+	}
+}
+
+// whole creates a sandbox on an edge whose line is broken, extends and ends it, and makes the edge forget it.
+func whole(t *testing.T, e *fakeedge.Edge) []string {
+	t.Helper()
+	id, err := sandbox.Mint(1, random)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Create(t.Context(), connect.NewRequest(&nodev1.CreateRequest{
+		Id: string(id), Project: "default", NodeEpoch: 1 << 30, Spec: &pb.SandboxSpec{},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	extend := connect.NewRequest(&nodev1.ExtendTTLRequest{Id: string(id), TtlMs: time.Hour.Milliseconds()})
+	extend.Header().Set(sandboxpb.ProjectsHeader, "default")
+	if _, err := e.ExtendTTL(t.Context(), extend); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.End(t.Context(), string(id), "stopped", "user"); err != nil {
+		t.Fatal(err)
+	}
+	e.Forget()
+	return []string{"running " + string(id), "ttl_extended " + string(id), "ended " + string(id)}
+}
+
+func TestWhatHappensWhileTheLineIsBrokenIsTold(t *testing.T) {
+	w := newWorld(t, 1)
+	first := w.create(t, 0)
+	wt := w.watch(t, 0)
+	seen := told(t, wt)
+	w.stops[0]()
+	want := whole(t, w.edges[0])
+	stop, err := w.edges[0].Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	if _, err := w.edges[0].End(t.Context(), first, "oom", "platform"); err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, "ended "+first)
+	until(t, "the last end is told", func() bool { return slices.Contains(seen(), "ended "+first) })
+	if got := seen(); !slices.Equal(slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "creating") }), want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestWhatAnEdgeCannotTellAnyMoreIsAGap(t *testing.T) {
+	for name, lose := range map[string]func(*fakeedge.Edge){
+		"it restarted":               (*fakeedge.Edge).Restart,
+		"it keeps no transitions":    (*fakeedge.Edge).DropEvents,
+		"it restarted and forgot it": func(e *fakeedge.Edge) { e.Restart(); e.Forget() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			wt := w.watch(t, 0)
+			seen := told(t, wt)
+			w.stops[0]()
+			whole(t, w.edges[0])
+			lose(w.edges[0])
+			stop, err := w.edges[0].Serve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(stop)
+			until(t, "the gap is told", func() bool { return slices.Contains(seen(), "gap") })
+		})
+	}
+}
+
+func TestANodeThatAppearsWithAPastIsAGap(t *testing.T) {
+	w := newWorld(t, 1)
+	wt := watcher.New(watcher.Config{Store: w.store, Nodes: w.pool})
+	seen := told(t, wt)
+	whole(t, w.edges[0])
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = wt.Run(ctx) })
+	t.Cleanup(func() { stop(); wg.Wait() })
+	until(t, "the gap is told", func() bool { return slices.Contains(seen(), "gap") })
+}
+
 func TestNodeThatStaysAwayIsUnreachableAndKeepsItsSandboxes(t *testing.T) {
 	w := newWorld(t, 2)
 	id := w.create(t, 1)
