@@ -20,6 +20,7 @@ import (
 	"github.com/sandsea/sandsea/internal/control/fakeedge"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
+	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/keys"
 )
 
@@ -699,5 +700,36 @@ func TestSweepRemovesWhatIsNoLongerPromised(t *testing.T) {
 	}
 	if again := c.create(t, "living"); again.GetId() != living.GetId() {
 		t.Error("the key of a living sandbox was forgotten")
+	}
+}
+
+// A server that has started while a node is cut off from the store knows nothing of it: its registration has lapsed.
+func TestSweepKeepsTheKeysOfSandboxesOfWhichNobodyCanSay(t *testing.T) {
+	h := newHouse(t, 1)
+	sb := h.admin().create(t, "mine")
+	if _, err := h.store.Txn(t.Context(), nil, []store.Op{store.Delete(keys.Node(1))}, nil); err != nil {
+		t.Fatal(err)
+	}
+	h.serve()
+	sweep := func() int {
+		t.Helper()
+		if err := h.server.Sweep(t.Context(), time.Now().Add(25*time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		return h.stored(keys.CreateKeys)
+	}
+	if _, _, _, there := h.watcher.Node(1); there {
+		t.Fatal("the node is there")
+	}
+	if n := sweep(); n != 1 {
+		t.Fatalf("%d keys while the sandbox may live", n)
+	}
+	// The record goes a day after the end.
+	record := keys.Sandbox(sb.GetProject(), sb.GetId())
+	if _, err := h.store.Txn(t.Context(), nil, []store.Op{store.Delete(record)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := sweep(); n != 0 {
+		t.Errorf("%d keys after the sandbox's record went", n)
 	}
 }

@@ -41,77 +41,88 @@ func (s *Server) sweepLoop(ctx context.Context) {
 	}
 }
 
-// Sweep removes keys after 24 hours, ends after 24 hours with the records of their creates, and records of creates that
-// never became a sandbox. A record of an earlier epoch of a node that answers is a lost sandbox: that is written down
-// as its end. It collects layers when that is due.
+// Sweep removes keys after 24 hours when their sandboxes are over, ends after 24 hours with the records of their creates,
+// and records of creates that never became a sandbox. A record of an earlier epoch of a node that answers is a lost
+// sandbox: that is written down as its end. It collects layers when that is due.
 func (s *Server) Sweep(ctx context.Context, now time.Time) error {
 	s.collectDue(ctx, now)
 	return errors.Join(
-		s.sweep(ctx, keys.CreateKeys, func(p store.Pair) []store.Op {
-			var rec createRecord
-			if json.Unmarshal(p.Value, &rec) != nil {
-				return nil
-			}
-			kept := keyKept
-			if rec.Job != "" {
-				kept = jobKeyKept
-			}
-			if now.Sub(rec.Created) < kept || s.alive(rec) {
-				return nil // the key of a living sandbox stands longer: a retry must not make a second one
-			}
-			return []store.Op{store.Delete(p.Key)}
-		}),
-		s.sweep(ctx, keys.Ended, func(p store.Pair) []store.Op {
+		s.sweep(ctx, keys.CreateKeys, func(p store.Pair) verdict { return s.judgeKey(p, now) }),
+		s.sweep(ctx, keys.Ended, func(p store.Pair) verdict {
 			project, id, ok := keys.ParseSandbox(p.Key)
 			sb, err := sandboxpb.DecodeEnded(p.Value)
 			if !ok || err != nil || now.Sub(sb.GetEnd().GetAt().AsTime()) < watcher.EndedKept {
-				return nil
+				return verdict{}
 			}
-			return []store.Op{store.Delete(p.Key), store.Delete(keys.Sandbox(project, id))}
+			return verdict{ops: []store.Op{store.Delete(p.Key), store.Delete(keys.Sandbox(project, id))}}
 		}),
-		s.sweep(ctx, keys.Sandboxes, func(p store.Pair) []store.Op { return s.judge(p, now) }),
+		s.sweep(ctx, keys.Sandboxes, func(p store.Pair) verdict { return s.judge(p, now) }),
 	)
 }
 
-// judge says what becomes of the record of a create.
-func (s *Server) judge(p store.Pair, now time.Time) []store.Op {
+// verdict is what is done about a record if the conditions hold; without ops it stays.
+type verdict struct {
+	ops   []store.Op
+	conds []store.Cond
+}
+
+// judgeKey says what becomes of the key of a create. That of a living sandbox stands longer: a retry must not make a
+// second one. Of a node that is not there, or is away, nobody can say what lives: then the key goes with the record of
+// the sandbox.
+func (s *Server) judgeKey(p store.Pair, now time.Time) verdict {
 	var rec createRecord
 	if json.Unmarshal(p.Value, &rec) != nil {
-		return nil
+		return verdict{}
+	}
+	kept := keyKept
+	if rec.Job != "" {
+		kept = jobKeyKept
+	}
+	if now.Sub(rec.Created) < kept {
+		return verdict{}
+	}
+	gone := verdict{ops: []store.Op{store.Delete(p.Key)}}
+	if sb, ok := s.watcher.Sandbox(string(rec.ID)); ok {
+		if sandboxpb.Over(sb.GetState()) {
+			return gone
+		}
+		return verdict{}
+	}
+	if _, _, reachable, there := s.watcher.Node(rec.Node); !there || !reachable {
+		gone.conds = []store.Cond{{Key: keys.Sandbox(rec.Project, string(rec.ID)), Absent: true}}
+	}
+	return gone
+}
+
+// judge says what becomes of the record of a create. An end is never overwritten.
+func (s *Server) judge(p store.Pair, now time.Time) verdict {
+	var rec createRecord
+	if json.Unmarshal(p.Value, &rec) != nil {
+		return verdict{}
 	}
 	if _, ok := s.watcher.Sandbox(string(rec.ID)); ok {
-		return nil // it lives, or the record goes with that of its end
+		return verdict{} // it lives, or the record goes with that of its end
 	}
 	_, name, reachable, there := s.watcher.Node(rec.Node)
 	if !there || !reachable {
-		return nil // nobody can say
+		return verdict{} // nobody can say
 	}
 	end := keys.EndedSandbox(rec.Project, string(rec.ID))
 	switch {
 	case s.epoch(rec.Node) > rec.NodeEpoch:
 		value, err := sandboxpb.EncodeEnded(lostSandbox(rec, name))
 		if err != nil {
-			return nil
+			return verdict{}
 		}
-		return []store.Op{store.Put(end, value)}
+		return verdict{[]store.Op{store.Put(end, value)}, []store.Cond{{Key: end, Absent: true}}}
 	case now.Sub(rec.Created) > doubt:
-		return []store.Op{store.Delete(p.Key)}
+		return verdict{ops: []store.Op{store.Delete(p.Key)}}
 	}
-	return nil
+	return verdict{}
 }
 
-func (s *Server) alive(rec createRecord) bool {
-	sb, ok := s.watcher.Sandbox(string(rec.ID))
-	if ok {
-		return !sandboxpb.Over(sb.GetState())
-	}
-	_, _, reachable, there := s.watcher.Node(rec.Node)
-	return there && !reachable // nobody can say
-}
-
-// sweep walks all pairs under prefix and applies what decide says, each against the revision that it saw. An end is
-// never overwritten.
-func (s *Server) sweep(ctx context.Context, prefix string, decide func(store.Pair) []store.Op) error {
+// sweep walks all pairs under prefix and applies what decide says, each against the revision that it saw.
+func (s *Server) sweep(ctx context.Context, prefix string, decide func(store.Pair) verdict) error {
 	opts := store.RangeOptions{Limit: sweepPage}
 	for {
 		page, err := s.store.Range(ctx, prefix, opts)
@@ -119,17 +130,12 @@ func (s *Server) sweep(ctx context.Context, prefix string, decide func(store.Pai
 			return err
 		}
 		for _, p := range page.Pairs {
-			ops := decide(p)
-			if len(ops) == 0 {
+			v := decide(p)
+			if len(v.ops) == 0 {
 				continue
 			}
-			conds := []store.Cond{{Key: p.Key, ModRev: p.ModRev}}
-			for _, o := range ops {
-				if o.Kind == store.OpPut {
-					conds = append(conds, store.Cond{Key: o.Key, Absent: true})
-				}
-			}
-			if _, err := s.store.Txn(ctx, conds, ops, nil); err != nil && !errors.Is(err, errdefs.Unknown) {
+			conds := append(v.conds, store.Cond{Key: p.Key, ModRev: p.ModRev})
+			if _, err := s.store.Txn(ctx, conds, v.ops, nil); err != nil && !errors.Is(err, errdefs.Unknown) {
 				return err
 			}
 		}
