@@ -1,15 +1,16 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -26,8 +27,7 @@ import (
 )
 
 // What etcd finds wrong with its files it answers with a panic, with the end of the process, in goroutines of its own, or
-// by waiting for ever. So database and log are read here first, the database page by page, since a map of a damaged file
-// cannot be read without the risk of a fault. What etcd still says at its start is caught.
+// by waiting for ever. So database and log are read here first. What etcd still says at its start is caught.
 
 // databaseWait is how long another process may hold the database.
 const databaseWait = time.Second
@@ -130,13 +130,36 @@ func checkDatabase(ctx context.Context, dir string) (applied uint64, err error) 
 		return 0, damaged(dir, "its database %s cannot be opened: %v", path, err)
 	}
 	defer db.Close()
-	err = db.View(func(tx *bolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return fmt.Errorf("it has %d of %d bytes", info.Size(), tx.Size())
+	applied, err = readDatabase(ctx, db, info.Size())
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	if err != nil {
+		return 0, damaged(dir, "its database %s: %v", path, err)
+	}
+	return applied, nil
+}
+
+// readDatabase goes through all that a database of so many bytes holds. bbolt meets what it did not write with a panic, and
+// the processor what lies outside its map with a fault.
+func readDatabase(ctx context.Context, db *bolt.DB, size int64) (applied uint64, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("a page of it cannot be read: %v", p)
 		}
-		size := db.Info().PageSize
-		w := &walk{ctx: ctx, file: f, size: size, seen: make([]bool, tx.Size()/int64(size))}
-		if err := w.page(uint64(tx.Cursor().Bucket().Root())); err != nil {
+	}()
+	err = db.View(func(tx *bolt.Tx) error {
+		if tx.Size() > size {
+			return fmt.Errorf("it has %d of %d bytes", size, tx.Size())
+		}
+		err := tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
+			return b.ForEach(func(k, v []byte) error {
+				_, _ = bytes.Clone(k), bytes.Clone(v)
+				return context.Cause(ctx)
+			})
+		})
+		if err != nil {
 			return err
 		}
 		if meta := tx.Bucket(schema.Meta.Name()); meta != nil {
@@ -146,13 +169,7 @@ func checkDatabase(ctx context.Context, dir string) (applied uint64, err error) 
 		}
 		return nil
 	})
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	if err != nil {
-		return 0, damaged(dir, "its database %s: %v", path, err)
-	}
-	return applied, nil
+	return applied, err
 }
 
 // checkLog reads the member's log as etcd does, without its repairs, and refuses one that does not reach as far as the
@@ -192,114 +209,4 @@ func checkLog(dir string, applied uint64) error {
 		return damaged(dir, "its log %s can be read up to entry %d, the database has entry %d", path, end, applied)
 	}
 	return nil
-}
-
-// The layout of a page of bbolt: a header, elements, and what these point to, counted from the element.
-const (
-	pageHeader  = 16 // id 8, flags 2, count 2, overflow 4
-	pageElement = 16 // branch: position 4, key size 4, page 8; leaf: flags 4, position 4, key size 4, value size 4
-	bucketSize  = 16 // root page 8, sequence 8; root 0: a page follows inline
-	branchPage  = 1
-	leafPage    = 2
-	isBucket    = 1
-	rootBranch  = 64 // most pages from the root down
-)
-
-// walk goes through all pages that a database uses.
-type walk struct {
-	ctx  context.Context
-	file io.ReaderAt
-	size int
-	// seen are the pages that somebody points to; the first two are none of the tree.
-	seen  []bool
-	depth int
-}
-
-func (w *walk) page(id uint64) error {
-	if err := context.Cause(w.ctx); err != nil {
-		return err
-	}
-	if w.depth++; w.depth > rootBranch {
-		return fmt.Errorf("page %d is more than %d pages below the root", id, rootBranch)
-	}
-	defer func() { w.depth-- }()
-	if id < 2 || id >= uint64(len(w.seen)) {
-		return fmt.Errorf("page %d is not one of its %d pages", id, len(w.seen))
-	}
-	buf := make([]byte, w.size)
-	if _, err := w.file.ReadAt(buf, int64(id)*int64(w.size)); err != nil {
-		return fmt.Errorf("read page %d: %w", id, err)
-	}
-	if got := binary.NativeEndian.Uint64(buf); got != id {
-		return fmt.Errorf("page %d says that it is page %d", id, got)
-	}
-	more := uint64(binary.NativeEndian.Uint32(buf[12:]))
-	if id+more >= uint64(len(w.seen)) {
-		return fmt.Errorf("page %d claims %d pages more than there are", id, id+more+1-uint64(len(w.seen)))
-	}
-	for i := id; i <= id+more; i++ {
-		if w.seen[i] {
-			return fmt.Errorf("page %d is used twice", i)
-		}
-		w.seen[i] = true
-	}
-	if more > 0 {
-		buf = make([]byte, (more+1)*uint64(w.size))
-		if _, err := w.file.ReadAt(buf, int64(id)*int64(w.size)); err != nil {
-			return fmt.Errorf("read page %d: %w", id, err)
-		}
-	}
-	if err := w.elements(buf); err != nil {
-		return fmt.Errorf("page %d: %w", id, err)
-	}
-	return nil
-}
-
-// elements reads what a page, of its own or inline, holds, and follows it.
-func (w *walk) elements(page []byte) error {
-	flags, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
-	if flags != branchPage && flags != leafPage {
-		return fmt.Errorf("it is of kind %#x", flags)
-	}
-	if pageHeader+count*pageElement > len(page) || flags == branchPage && count == 0 {
-		return fmt.Errorf("it claims %d elements", count)
-	}
-	for i := range count {
-		at := pageHeader + i*pageElement
-		num := func(off int) uint64 { return uint64(binary.NativeEndian.Uint32(page[at+off:])) }
-		if flags == branchPage {
-			if uint64(at)+num(0)+num(4) > uint64(len(page)) {
-				return fmt.Errorf("element %d lies outside", i)
-			}
-			if err := w.page(binary.NativeEndian.Uint64(page[at+8:])); err != nil {
-				return err
-			}
-			continue
-		}
-		value := uint64(at) + num(4) + num(8)
-		if value+num(12) > uint64(len(page)) {
-			return fmt.Errorf("element %d lies outside", i)
-		}
-		if num(0)&isBucket == 0 {
-			continue
-		}
-		if err := w.bucket(page[value : value+num(12)]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w *walk) bucket(value []byte) error {
-	if len(value) < bucketSize {
-		return fmt.Errorf("a bucket of %d bytes", len(value))
-	}
-	if root := binary.NativeEndian.Uint64(value); root != 0 {
-		return w.page(root)
-	}
-	inline := value[bucketSize:]
-	if len(inline) < pageHeader {
-		return fmt.Errorf("a bucket of %d bytes", len(value))
-	}
-	return w.elements(inline)
 }
