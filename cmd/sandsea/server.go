@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
 	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/control/apiserver"
@@ -65,6 +64,7 @@ func (a *app) server(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	defer m.door.Close()
 	st, err := a.openStore(ctx, dir, m, log)
 	if err != nil {
 		return err
@@ -103,30 +103,31 @@ func (a *app) server(ctx context.Context, cfg serverConfig) (err error) {
 
 // membership is what makes a server one of a cluster.
 type membership struct {
-	listen    string
+	door      net.Listener // for nodes
 	authority *cluster.Authority
 	identity  *cluster.Identity
-	files     cluster.ServerFiles
 }
 
 // alone is the membership of a server without a cluster.
 var alone *membership
 
-// openMembership makes the authority of a cluster on the first start, and this server's certificate on each.
-func openMembership(dir *dataDir, listen string) (*membership, error) {
-	addr, err := net.ResolveTCPAddr("tcp", listen)
+// openMembership makes the authority of a cluster on the first start, and on each this server's certificate and its door
+// for nodes.
+func openMembership(dir *dataDir, addr string) (*membership, error) {
+	door, err := listen(addr, "cluster-listen")
 	if err != nil {
-		return nil, errdefs.New(errdefs.Invalid, "listen "+listen, "%s", rootMessage(err)).WithField("cluster-listen", "").Wrap(err)
-	}
-	if addr.IP == nil {
-		addr.IP = net.IPv6unspecified
-	}
-	m := &membership{listen: addr.String()}
-	if m.authority, err = cluster.EnsureAuthority(dir.join("cluster"), time.Now()); err != nil {
 		return nil, err
 	}
-	m.identity, m.files, err = m.authority.Server(time.Now())
-	return m, err
+	m := &membership{door: door}
+	m.authority, err = cluster.EnsureAuthority(dir.join("cluster"), time.Now())
+	if err == nil {
+		m.identity, err = m.authority.Server(time.Now())
+	}
+	if err != nil {
+		door.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 // openStore opens the embedded store, for nodes too when there is a cluster.
@@ -136,7 +137,7 @@ func (a *app) openStore(ctx context.Context, dir *dataDir, m *membership, log *s
 		a.io.Note("  store      %s, %s so far", p, ui.Took(time.Since(began)))
 	}}
 	if m != alone {
-		cfg.Listen, cfg.Certificate = m.listen, m.files
+		cfg.Listener, cfg.Identity = m.door, m.identity
 	}
 	st, err := etcd.Open(ctx, cfg)
 	if err != nil {

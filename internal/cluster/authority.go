@@ -29,11 +29,9 @@ const (
 
 // The files of an authority.
 const (
-	caCert     = "ca.crt"
-	caKey      = "ca.key"
-	serverCert = "server.crt"
-	serverKey  = "server.key"
-	storeFile  = "store"
+	caCert    = "ca.crt"
+	caKey     = "ca.key"
+	storeFile = "store"
 )
 
 // Authority makes the certificates of one cluster. It lives in a directory of the server's machine, mode 0700, files
@@ -165,26 +163,13 @@ func (a *Authority) issue(name string, now time.Time) (cert, key []byte, err err
 	return encodePEM("CERTIFICATE", der), key, nil
 }
 
-// ServerFiles are where a server's certificate lies, for those who read it from there.
-type ServerFiles struct{ CA, Cert, Key string }
-
-// Server makes a new certificate for a server of this cluster and keeps it beside the authority.
-func (a *Authority) Server(now time.Time) (*Identity, ServerFiles, error) {
-	f := ServerFiles{
-		CA: filepath.Join(a.dir, caCert), Cert: filepath.Join(a.dir, serverCert), Key: filepath.Join(a.dir, serverKey),
-	}
+// Server makes a new certificate for a server of this cluster, which is kept nowhere.
+func (a *Authority) Server(now time.Time) (*Identity, error) {
 	cert, key, err := a.issue(serverName, now)
 	if err != nil {
-		return nil, f, err
+		return nil, err
 	}
-	id, err := newIdentity(a.pem, cert, key)
-	if err != nil {
-		return nil, f, err
-	}
-	if err := errors.Join(renameio.WriteFile(f.Key, key, 0o600), renameio.WriteFile(f.Cert, cert, 0o600)); err != nil {
-		return nil, f, fmt.Errorf("keep the server's certificate: %w", err)
-	}
-	return id, f, nil
+	return newIdentity(a.pem, cert, key)
 }
 
 // SetStore remembers where nodes find the store, for the invitations.

@@ -26,7 +26,7 @@ func authority(t *testing.T) (*cluster.Authority, string) {
 
 func server(t *testing.T, a *cluster.Authority) *cluster.Identity {
 	t.Helper()
-	id, _, err := a.Server(time.Now())
+	id, err := a.Server(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestAnAuthorityIsMadeOnce(t *testing.T) {
 	if _, err := meet(t, server(t, again).DialNode("n1"), node.Accept()); err != nil {
 		t.Errorf("a node that was invited before does not know the server of a later start: %v", err)
 	}
-	for _, name := range []string{"ca.key", "ca.crt", "server.key"} {
+	for _, name := range []string{"ca.key", "ca.crt"} {
 		fi, err := os.Stat(filepath.Join(dir, name))
 		if err != nil || fi.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", name, fi.Mode(), err)

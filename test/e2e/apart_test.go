@@ -360,7 +360,7 @@ func asServer(t *testing.T, s *server.Server, name string) (*nodeclient.Client, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, _, err := authority.Server(time.Now())
+	id, err := authority.Server(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

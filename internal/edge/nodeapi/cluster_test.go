@@ -33,7 +33,7 @@ func identities(t *testing.T) (server, self, other *cluster.Identity) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if server, _, err = a.Server(time.Now()); err != nil {
+	if server, err = a.Server(time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	for name, to := range map[string]**cluster.Identity{"n42": &self, "other": &other} {

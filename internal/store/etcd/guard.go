@@ -3,12 +3,19 @@ package etcd
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
+	"net"
 	"strings"
+	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -27,8 +34,30 @@ var (
 	writable = []string{keys.Nodes, keys.NodeData, keys.NodeNext, keys.Ended}
 )
 
+// pingLeast is how often a node's client may ask whether the line still stands; Dial asks every 3 to 10 s.
+const pingLeast = 2 * time.Second
+
+// serveNodes answers nodes on ln until the store is closed.
+func (s *Store) serveNodes(ln net.Listener, e *embed.Etcd, id *cluster.Identity, log *slog.Logger) {
+	s.address = ln.Addr().String()
+	srv := v3rpc.Server(e.Server, id.Accept(), nil, guards()...)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := srv.Serve(ln); err != nil && log != nil {
+			log.Error("serve the store to nodes", "err", err)
+		}
+	})
+	stop := s.stop
+	s.stop = func() {
+		srv.Stop()
+		wg.Wait()
+		stop()
+	}
+}
+
 func guards() []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingLeast, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			if err := judge(ctx, req); err != nil {
 				return nil, err

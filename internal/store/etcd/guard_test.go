@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
+	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
@@ -24,11 +26,15 @@ func openCluster(t *testing.T) (*Store, *cluster.Authority) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, files, err := a.Server(time.Now())
+	id, err := a.Server(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Listen: "127.0.0.1:0", Certificate: files})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Listener: ln, Identity: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,9 +205,34 @@ func TestANodeReachesNothingElse(t *testing.T) {
 	}
 }
 
+// TestANodeFindsNoPages asks for what etcd tells over HTTP beside its calls: its command line, its counters, its health.
+func TestANodeFindsNoPages(t *testing.T) {
+	s, a := openCluster(t)
+	for _, protocol := range []string{"http/1.1", "h2"} {
+		line := invite(t, a, "n7").DialServer()
+		line.NextProtos = []string{protocol}
+		c := &http.Client{Transport: &http.Transport{TLSClientConfig: line, ForceAttemptHTTP2: protocol == "h2"}}
+		defer c.CloseIdleConnections()
+		for _, page := range []string{"/metrics", "/health", "/version", "/debug/vars", "/"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.Address()+page, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := c.Do(req)
+			if err != nil {
+				continue
+			}
+			res.Body.Close()
+			if res.StatusCode < http.StatusBadRequest {
+				t.Errorf("%s over %s: %s", page, protocol, res.Status)
+			}
+		}
+	}
+}
+
 func TestWhoIsNoNodeReachesNothing(t *testing.T) {
 	s, a := openCluster(t)
-	srv, _, err := a.Server(time.Now())
+	srv, err := a.Server(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,16 +50,12 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 
 func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	to, _ := level(e.Level)
-	if e.Message == closedDoor || e.Message == earlyVersion {
+	if e.Message == earlyVersion {
 		to = slog.LevelDebug
 	}
 	c.log.Log(context.Background(), to, "etcd", append(attrs(fields), "msg_etcd", e.Message)...)
 	return nil
 }
-
-// closedDoor is what etcd says, as an error, of a listener that was closed in good order. A listener that cannot be opened
-// fails the start.
-const closedDoor = "setting up serving from embedded etcd failed."
 
 // earlyVersion is what etcd says, as an error, when it looks for the version of a new database before anything was written
 // to it. It looks again every few seconds.

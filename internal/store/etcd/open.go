@@ -12,10 +12,8 @@ import (
 	"net/url"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
@@ -70,11 +68,11 @@ type Config struct {
 	Quota int64
 	// Upkeep is how often the database is looked at for room that can be given back; 0 means a minute.
 	Upkeep time.Duration
-	// Listen is the address, HOST:PORT with the host as an IP, at which nodes of the cluster reach the store, with
-	// certificates on both ends and to their own records alone; empty: nothing listens.
-	Listen string
-	// Certificate is the server's; needed with Listen.
-	Certificate cluster.ServerFiles
+	// Listener is where nodes of the cluster reach the store, with certificates on both ends and to their own records
+	// alone; nil: nobody comes over the network. The Store closes it, also when Open fails.
+	Listener net.Listener
+	// Identity is the server's; needed with Listener.
+	Identity *cluster.Identity
 	// OnProgress, when set, is called once a second while the store starts.
 	OnProgress func(Progress)
 }
@@ -100,6 +98,12 @@ var _ store.Store = (*Store)(nil)
 
 // Open starts a single embedded member on cfg.Dir and returns when it answers. Damaged files are errdefs.DataLoss.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
+	served := false
+	defer func() {
+		if cfg.Listener != nil && !served {
+			_ = cfg.Listener.Close()
+		}
+	}()
 	limit := cmp.Or(cfg.ReadyTimeout, DefaultReadyTimeout)
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, errdefs.New(errdefs.FailedPrecondition, cfg.Dir, "cannot be made: %v", err).
@@ -107,7 +111,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	ec := embed.NewConfig()
 	ec.Name, ec.Dir = "sandsea", cfg.Dir
-	// The peer address is a name in the membership only: nothing listens.
+	// The addresses are names in the membership only. etcd itself listens nowhere: it would answer HTTP beside the calls.
 	self := url.URL{Scheme: "http", Host: "localhost:2380"}
 	ec.ListenPeerUrls, ec.ListenClientUrls, ec.ListenClientHttpUrls = nil, nil, nil
 	ec.AdvertisePeerUrls, ec.AdvertiseClientUrls = []url.URL{self}, []url.URL{{Scheme: "http", Host: "localhost:2379"}}
@@ -118,15 +122,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	ec.QuotaBackendBytes = cmp.Or(cfg.Quota, DefaultQuota)
 	ec.MaxTxnOps, ec.MaxRequestBytes = maxOps, maxRequest
 	ec.EnableGRPCGateway = false
-	if cfg.Listen != "" {
-		ec.ListenClientUrls = []url.URL{{Scheme: "https", Host: cfg.Listen}}
-		ec.AdvertiseClientUrls = ec.ListenClientUrls
-		ec.ClientTLSInfo = transport.TLSInfo{
-			CertFile: cfg.Certificate.Cert, KeyFile: cfg.Certificate.Key, TrustedCAFile: cfg.Certificate.CA, ClientCertAuth: true,
-		}
-		ec.TlsMinVersion = "TLS1.3"
-		ec.GRPCAdditionalServerOptions = guards()
-	}
 	ec.WatchProgressNotifyInterval = 10 * time.Second
 	last := newLastWord()
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(
@@ -163,10 +158,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	for {
 		select {
 		case s := <-up:
-			if errors.Is(s.err, syscall.EADDRINUSE) || errors.Is(s.err, syscall.EADDRNOTAVAIL) {
-				return nil, errdefs.New(errdefs.FailedPrecondition, "listen "+cfg.Listen, "%v", s.err).
-					WithField("cluster_listen", "").WithHint("Choose another: --cluster-listen HOST:PORT").Wrap(s.err)
-			}
 			if s.err != nil {
 				return nil, s.err
 			}
@@ -178,8 +169,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			st := newStore(v3client.New(e.Server), cmp.Or(cfg.CallTimeout, DefaultCallTimeout))
 			st.member = true
 			st.keepRoom(ctx, e, ec.QuotaBackendBytes, cmp.Or(cfg.Upkeep, upkeepEvery), cfg.Log)
-			if cfg.Listen != "" {
-				st.address = e.Clients[0].Addr().String()
+			if cfg.Listener != nil {
+				served = true
+				st.serveNodes(cfg.Listener, e, cfg.Identity, cfg.Log)
 			}
 			return st, nil
 		case <-tick.C:
