@@ -6,7 +6,10 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +20,7 @@ import (
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/keys"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
 // openCluster opens a store that nodes can reach.
@@ -255,4 +259,64 @@ func TestWhoIsNoNodeReachesNothing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestWhoIsNotAnsweredHearsWhy reads why a store cannot be reached in the error of a call.
+func TestWhoIsNotAnsweredHearsWhy(t *testing.T) {
+	s, a := openCluster(t)
+	other, err := cluster.EnsureAuthority(filepath.Join(t.TempDir(), "cluster"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := a.Invite("n7", "127.0.0.1:1", time.Now().Add(48*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	early, err := v.Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody, err := Dial(t.Context(), []string{"127.0.0.1:1"}, invite(t, a, "n7").DialServer(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = nobody.Close() })
+	for want, c := range map[string]*Store{
+		"connection refused":                      nobody,
+		"certificate signed by unknown authority": dialAs(t, s, invite(t, other, "n7")),
+		"remote error: tls: expired certificate":  dialAs(t, s, early), // what is too early is called so too
+	} {
+		wait.Until(t, 30*time.Second, func() bool {
+			_, err := c.Txn(t.Context(), nil, []store.Op{store.Get(keys.NodeNext)}, nil)
+			return errors.Is(err, errdefs.Unavailable) && strings.Contains(err.Error(), "no member answers: ") && strings.Contains(err.Error(), want)
+		})
+	}
+}
+
+// TestANodeNeedsNoProxy reaches a store while the environment names a proxy, as for imports.
+func TestANodeNeedsNoProxy(t *testing.T) {
+	const inside = "SANDSEA_TEST_INSIDE_PROXY"
+	if os.Getenv(inside) == "" { // the environment is read once in a process
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), inside+"=1", "HTTPS_PROXY=http://127.0.0.1:1", "NO_PROXY=", "no_proxy=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	s, a := openCluster(t)
+	_, port, err := net.SplitHostPort(s.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Loopback needs no proxy anyhow; this is another name of it.
+	n, err := Dial(t.Context(), []string{"0.0.0.0:" + port}, invite(t, a, "n7").DialServer(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	wait.Until(t, 30*time.Second, func() bool {
+		_, err = n.Txn(t.Context(), nil, []store.Op{store.Get(keys.NodeNext)}, nil)
+		return err == nil
+	})
 }

@@ -212,8 +212,11 @@ func Dial(ctx context.Context, endpoints []string, line *tls.Config, log *slog.L
 	options := []grpc.DialOption{grpc.WithKeepaliveParams(keepalive.ClientParameters{
 		Time: 10 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true,
 	})}
+	why := &reason{}
+	// A dialer of our own: gRPC's would go through the proxy of the environment, which is for imports.
+	options = append(options, grpc.WithContextDialer(why.dial))
 	if line != nil {
-		options = append(options, grpc.WithTransportCredentials(named{credentials.NewTLS(line), line.ServerName}))
+		options = append(options, grpc.WithTransportCredentials(named{credentials.NewTLS(line), line.ServerName, why}))
 	}
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, Logger: zapTo(log), DialTimeout: DefaultCallTimeout,
@@ -235,7 +238,7 @@ func Dial(ctx context.Context, endpoints []string, line *tls.Config, log *slog.L
 				conn.Connect()
 			}
 			if !conn.WaitForStateChange(ctx, state) {
-				return unavailable("no member answers").Wrap(ctx.Err())
+				return why.unavailable(ctx.Err())
 			}
 		}
 	}
@@ -246,14 +249,56 @@ func Dial(ctx context.Context, endpoints []string, line *tls.Config, log *slog.L
 type named struct {
 	credentials.TransportCredentials
 	name string
+	why  *reason
 }
 
 func (n named) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return n.TransportCredentials.ClientHandshake(ctx, n.name, raw)
+	c, info, err := n.TransportCredentials.ClientHandshake(ctx, n.name, raw)
+	n.why.note(err)
+	if err != nil {
+		return nil, nil, err
+	}
+	return told{c, n.why}, info, nil
 }
 
 func (n named) Clone() credentials.TransportCredentials {
-	return named{n.TransportCredentials.Clone(), n.name}
+	return named{n.TransportCredentials.Clone(), n.name, n.why}
+}
+
+// reason is why a connection did not come about or ended, the latest; for who asks why nobody answers.
+type reason struct{ last atomic.Pointer[error] }
+
+func (r *reason) note(err error) {
+	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, context.Canceled) {
+		r.last.Store(&err)
+	}
+}
+
+func (r *reason) dial(ctx context.Context, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	r.note(err)
+	return c, err
+}
+
+func (r *reason) unavailable(err error) error {
+	if last := r.last.Load(); last != nil {
+		return unavailable("no member answers: %v", *last).Wrap(*last)
+	}
+	return unavailable("no member answers").Wrap(err)
+}
+
+// told hears what the other end thinks of our certificate: in TLS 1.3 that comes after the handshake, at the first read.
+type told struct {
+	net.Conn
+	why *reason
+}
+
+func (t told) Read(p []byte) (int, error) {
+	n, err := t.Conn.Read(p)
+	if !errors.Is(err, io.EOF) {
+		t.why.note(err)
+	}
+	return n, err
 }
 
 func newStore(cli *clientv3.Client, limit time.Duration) *Store {
