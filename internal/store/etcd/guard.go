@@ -145,7 +145,8 @@ func mayTxn(name string, r *pb.TxnRequest) error {
 	return nil
 }
 
-// mayPut lets a node write its own name only, so that nobody is sent to a node that is not the one they mean.
+// mayPut lets a node register under its own name only, so that nobody is sent to a node that is not the one they mean, and
+// at an address of the network: one of a socket would lead the server to whoever listens on its own machine, unnamed.
 func mayPut(name string, r *pb.PutRequest) error {
 	if err := within(writable, r.GetKey(), nil); err != nil {
 		return err
@@ -157,8 +158,11 @@ func mayPut(name string, r *pb.PutRequest) error {
 		return nil
 	}
 	var reg node.Registration
-	if json.Unmarshal(r.GetValue(), &reg) != nil || reg.Name != name {
+	if json.Unmarshal(r.GetValue(), &reg) != nil || reg.Name != name || string(r.GetKey()) != keys.Node(reg.Number) {
 		return denied("a node in another's name")
+	}
+	if _, _, err := net.SplitHostPort(reg.Address); err != nil || strings.Contains(reg.Address, "/") {
+		return denied("a node at no address of the network")
 	}
 	return nil
 }

@@ -118,6 +118,13 @@ func TestANodeReachesNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := dialAs(t, s, invite(t, a, "n7"))
+	at := func(name, address string) []byte {
+		b, err := json.Marshal(node.Registration{Number: 7, Name: name, Address: address})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
 	txn := func(ops ...store.Op) func(context.Context) error {
 		return func(ctx context.Context) error {
 			_, err := n.Txn(ctx, nil, ops, nil)
@@ -145,6 +152,9 @@ func TestANodeReachesNothingElse(t *testing.T) {
 		"deletes a registration":    txn(store.Delete(keys.Node(7))),
 		"deletes all registrations": txn(store.Op{Kind: store.OpDeletePrefix, Key: keys.Nodes}),
 		"registers another":         txn(store.Put(keys.Node(7), registration(t, "n8"))),
+		"registers a socket":        txn(store.Put(keys.Node(7), at("n7", "unix:/run/docker.sock"))),
+		"registers a socket's port": txn(store.Put(keys.Node(7), at("n7", "unix:/run/x.sock:80"))),
+		"registers another number":  txn(store.Put(keys.Node(8), registration(t, "n7"))),
 		"hides it in a transaction": txn(store.Get(keys.NodeNext), store.Get(secret)),
 		"asks by a condition": func(ctx context.Context) error {
 			_, err := n.Txn(ctx, []store.Cond{{Key: secret, Present: true}}, []store.Op{store.Get(keys.NodeNext)}, nil)
