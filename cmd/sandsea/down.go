@@ -150,6 +150,9 @@ func (a *app) endSandboxes(ctx context.Context, dir *dataDir, cfg serverConfig) 
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	cfg.WarmSandboxes = 0 // none is to start
+	if at, err = at.identify(ctx, dir, st); err != nil {
+		return 0, err
+	}
 	e, err := openEdge(ctx, dir, cfg, st, at, log)
 	if err != nil {
 		return 0, err

@@ -58,6 +58,7 @@ type edge struct {
 	api     *nodeapi.Server
 	id      nodeapi.Identity
 	guest   image.Digest // layer below every sandbox with a network
+	lost    chan error   // why the node is not registered any more and will not be again
 	undo    []func() error
 }
 
@@ -69,6 +70,9 @@ type place struct {
 	// listener and identity are those of a node of a cluster; nil: a socket for this machine's root.
 	listener net.Listener
 	identity *cluster.Identity
+	// machine and id are who the store says that this is; set by identify.
+	machine nodeapi.Machine
+	id      nodeapi.Identity
 }
 
 // onSocket is the place of an edge beside its server.
@@ -97,32 +101,34 @@ func bootID() (string, error) {
 // errStoreAway: nobody can say which node this is.
 var errStoreAway = errors.New("the store does not answer")
 
-// openEdge makes the node's part: what it can enforce, its helpers, what of its sandboxes still lives. It answers nobody
-// before serve.
+// identify asks the store which node this is; errStoreAway when that cannot say.
+func (at place) identify(ctx context.Context, dir *dataDir, st store.Store) (place, error) {
+	boot, err := bootID()
+	if err != nil {
+		return at, err
+	}
+	at.machine = nodeapi.Machine{Name: at.name, Address: at.address, DataID: dir.id, Boot: boot, Machine: machineID()}
+	at.id, err = nodeapi.Identify(ctx, st, dir.path, at.machine)
+	if errors.Is(err, errdefs.Unavailable) || errors.Is(err, errdefs.Unknown) {
+		err = fmt.Errorf("%w: %w", errStoreAway, err)
+	}
+	return at, err
+}
+
+// openEdge makes the part of the node that the place was identified as: what it can enforce, its helpers, what of its
+// sandboxes still lives. It answers nobody before serve.
 func openEdge(ctx context.Context, dir *dataDir, cfg serverConfig, st store.Store, at place, log *slog.Logger,
 ) (_ *edge, err error) {
-	e := &edge{dir: dir, log: log, store: st, at: at}
+	e := &edge{dir: dir, log: log, store: st, at: at, machine: at.machine, id: at.id}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	boot, err := bootID()
-	if err != nil {
-		return nil, err
-	}
-	e.machine = nodeapi.Machine{Name: at.name, Address: at.address, DataID: dir.id, Boot: boot, Machine: machineID()}
-	e.id, err = nodeapi.Identify(ctx, st, dir.path, e.machine)
-	if errors.Is(err, errdefs.Unavailable) || errors.Is(err, errdefs.Unknown) {
-		return nil, fmt.Errorf("%w: %w", errStoreAway, err)
-	}
-	if err != nil {
-		return nil, err
-	}
 	if e.parts, err = e.openParts(ctx); err != nil {
 		return nil, err
 	}
-	jr, err := journal.Open(dir.join("journal"), boot)
+	jr, err := journal.Open(dir.join("journal"), at.machine.Boot)
 	if err != nil {
 		return nil, err
 	}
@@ -347,17 +353,23 @@ func (e *edge) serve(ctx context.Context) error {
 		return e.api.Shutdown(ctx)
 	})
 	rctx, leave := context.WithCancelCause(context.WithoutCancel(ctx))
-	ended, ready := make(chan error, 1), make(chan struct{})
-	go func() { ended <- nodeapi.Register(rctx, e.store, e.machine, e.id, e.log, func() { close(ready) }) }()
+	ended, ready := make(chan struct{}), make(chan struct{})
+	e.lost = make(chan error, 1)
+	go func() {
+		defer close(ended)
+		if err := nodeapi.Register(rctx, e.store, e.machine, e.id, e.log, func() { close(ready) }); err != nil {
+			e.lost <- err
+		}
+	}()
 	e.onClose(func() error {
 		leave(errors.New("the edge shuts down"))
-		return <-ended
+		<-ended
+		return nil
 	})
 	select {
 	case <-ready:
 		return nil
-	case err := <-ended:
-		ended <- err
+	case err := <-e.lost:
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)

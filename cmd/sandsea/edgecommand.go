@@ -13,6 +13,7 @@ import (
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
 	"github.com/sandsea/sandsea/internal/cluster"
+	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/etcd"
 )
 
@@ -71,14 +72,20 @@ func (a *app) edge(ctx context.Context, cfg serverConfig, join string) (err erro
 	}
 	defer at.listener.Close()
 	if left := time.Until(at.identity.Expires); left < expiryAlarm {
-		log.Warn("the node's certificate ends soon: invite it again", "node", invitation.Name, "ends", at.identity.Expires)
+		log.Warn("the cluster's authority ends soon: make a new one and invite every node again", "ends", at.identity.Expires)
 	}
 	st, err := dialStore(ctx, invitation, at.identity, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	e, err := a.openEdgeWhenStoreAnswers(ctx, dir, cfg, st, at, log)
+	if at, err = a.identifyWhenStoreAnswers(ctx, dir, st, at); err != nil {
+		return err
+	}
+	if err := invitation.Keep(dir.join(joinFile)); err != nil {
+		return err
+	}
+	e, err := openEdge(ctx, dir, cfg, st, at, log)
 	if err != nil {
 		return err
 	}
@@ -93,13 +100,17 @@ func (a *app) edge(ctx context.Context, cfg serverConfig, join string) (err erro
 	}
 	a.describeNode(e)
 	fmt.Fprintf(a.io.Out, "ready node %s %s\n", e.id.Name, at.address)
-	<-ctx.Done()
+	select {
+	case <-ctx.Done():
+	case err := <-e.lost:
+		return err
+	}
 	a.io.Note("stopping the edge; %d sandboxes keep running (sandsea edge takes them back,\nsandsea down ends them)", e.running())
 	e.drain(ctx)
 	return nil
 }
 
-// accept reads the invitation: the one that is given, which the data directory then keeps, or the one it has.
+// accept reads the invitation: the one that is given, or the one that the data directory has kept when it joined.
 func accept(dir *dataDir, join string) (cluster.Invitation, error) {
 	kept := dir.join(joinFile)
 	if join == "" {
@@ -111,6 +122,10 @@ func accept(dir *dataDir, join string) (cluster.Invitation, error) {
 		return v, err
 	}
 	v, err := cluster.ReadInvitation(join)
+	if errors.Is(err, errdefs.NotFound) {
+		return v, errdefs.New(errdefs.NotFound, join, "is not there").WithField("join", "").
+			WithHint("On the server's machine: sandsea node invite NAME > NAME.join; then move it here").Wrap(err)
+	}
 	if err != nil {
 		return v, err
 	}
@@ -118,13 +133,16 @@ func accept(dir *dataDir, join string) (cluster.Invitation, error) {
 		return v, errdefs.New(errdefs.FailedPrecondition, dir.path, "is the node %s, the invitation is for %s", old.Name, v.Name).
 			WithField("join", "").WithHint("Choose another: --data DIR")
 	}
-	return v, v.Keep(kept)
+	return v, nil
 }
 
 // onNetwork is the place of a node of a cluster. An address that is every address of this machine is registered as the
 // one from which the store is reached.
 func onNetwork(ctx context.Context, v cluster.Invitation, addr string) (place, error) {
 	id, err := v.Identity()
+	if err == nil {
+		err = id.ValidAt(time.Now())
+	}
 	if err != nil {
 		return place{}, err
 	}
@@ -151,23 +169,23 @@ func dialStore(ctx context.Context, v cluster.Invitation, id *cluster.Identity, 
 	return etcd.Dial(ctx, []string{v.Store}, id.DialServer(), log)
 }
 
-// openEdgeWhenStoreAnswers is openEdge that waits for a server that is not up yet, as after a power failure.
-func (a *app) openEdgeWhenStoreAnswers(ctx context.Context, dir *dataDir, cfg serverConfig, st *etcd.Store, at place,
-	log *slog.Logger,
-) (*edge, error) {
-	began := time.Now()
-	for told := false; ; told = true {
-		e, err := openEdge(ctx, dir, cfg, st, at, log)
+// identifyWhenStoreAnswers is identify that waits for a server that is not up yet, as after a power failure, and says
+// why it does not answer.
+func (a *app) identifyWhenStoreAnswers(ctx context.Context, dir *dataDir, st store.Store, at place) (place, error) {
+	began, told := time.Now(), ""
+	for {
+		known, err := at.identify(ctx, dir, st)
 		if !errors.Is(err, errStoreAway) {
-			return e, err
+			return known, err
 		}
-		if !told {
-			a.io.Note("  store      does not answer; waiting for it (%s)", rootMessage(err))
+		if e, ok := errors.AsType[*errdefs.Error](err); ok && e.Msg != told {
+			told = e.Msg
+			a.io.Note("  store      at %s: %s; waiting for it", at.control, told)
 		}
 		select {
 		case <-time.After(storeAgain):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w, waited %s", err, ui.Took(time.Since(began)))
+			return at, fmt.Errorf("%w, waited %s", err, ui.Took(time.Since(began)))
 		}
 	}
 }

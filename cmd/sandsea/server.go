@@ -93,7 +93,7 @@ func (a *app) server(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	fmt.Fprintln(a.io.Out, "ready "+s.url)
-	if err := s.await(ctx); err != nil {
+	if err := s.await(ctx, nil); err != nil {
 		return err
 	}
 	a.io.Note("stopping the server; nodes and sandboxes keep running")
@@ -122,6 +122,9 @@ func openMembership(dir *dataDir, addr string) (*membership, error) {
 	m.authority, err = cluster.EnsureAuthority(dir.join("cluster"), time.Now())
 	if err == nil {
 		m.identity, err = m.authority.Server(time.Now())
+	}
+	if err == nil {
+		err = m.identity.ValidAt(time.Now())
 	}
 	if err != nil {
 		door.Close()
@@ -209,9 +212,11 @@ func (s *server) serve(ctx context.Context, door net.Listener) error {
 	return s.api.Ready(ctx)
 }
 
-// await returns when ctx ends, or with why the API does.
-func (s *server) await(ctx context.Context) error {
+// await returns when ctx ends, or with why the API does or the node beside it is lost; nil: there is none.
+func (s *server) await(ctx context.Context, lost <-chan error) error {
 	select {
+	case err := <-lost:
+		return err
 	case err := <-s.served:
 		return fmt.Errorf("serve the API: %w", err)
 	case <-ctx.Done():

@@ -60,7 +60,11 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := openEdge(ctx, dir, cfg, st, onSocket(dir), log)
+	at, err := onSocket(dir).identify(ctx, dir, st)
+	if err != nil {
+		return err
+	}
+	e, err := openEdge(ctx, dir, cfg, st, at, log)
 	if err != nil {
 		return err
 	}
@@ -85,7 +89,7 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 	}
 	fmt.Fprintln(a.io.Out, "ready "+s.url)
 	a.firstSteps(ctx, st)
-	if err := s.await(ctx); err != nil {
+	if err := s.await(ctx, e.lost); err != nil {
 		return err
 	}
 	a.io.Note("stopping daemons; %d sandboxes keep running (sandsea up takes them back,\nsandsea down ends them)", e.running())

@@ -219,3 +219,24 @@ func TestNamesOfNodes(t *testing.T) {
 		}
 	}
 }
+
+func TestACertificateIsRefusedBeforeAndAfterItsTime(t *testing.T) {
+	a, _ := authority(t)
+	n := invite(t, a, "n2")
+	for name, c := range map[string]struct {
+		id   *cluster.Identity
+		at   time.Time
+		says string
+	}{
+		"now":                         {n, time.Now(), ""},
+		"a clock that is an hour off": {n, time.Now().Add(-59 * time.Minute), ""},
+		"before":                      {n, time.Now().Add(-2 * time.Hour), "node n2: begins at "},
+		"after":                       {n, n.Expires.Add(time.Second), "node n2: ended at "},
+		"a server's, after":           {server(t, a), n.Expires.Add(time.Second), "the server: ended at "},
+	} {
+		err := c.id.ValidAt(c.at)
+		if c.says == "" && err != nil || c.says != "" && (!errors.Is(err, errdefs.FailedPrecondition) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+	}
+}

@@ -65,6 +65,23 @@ func newIdentity(ca, cert, key []byte) (*Identity, error) {
 	return id, err
 }
 
+// ValidAt refuses a certificate that has ended or not begun, which every other end would refuse; FailedPrecondition.
+func (i *Identity) ValidAt(now time.Time) error {
+	object, stamp := "certificate of the server", func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+	if i.Role == Node {
+		object = "certificate of node " + i.Name
+	}
+	switch begins := i.pair.Leaf.NotBefore; {
+	case now.After(i.Expires):
+		return errdefs.New(errdefs.FailedPrecondition, object, "ended at %s with the cluster's authority, now is %s", stamp(i.Expires), stamp(now)).
+			WithHint("Set the clock, or make a new authority and invite every node again: docs/CLUSTER.md, Trust")
+	case now.Before(begins):
+		return errdefs.New(errdefs.FailedPrecondition, object, "begins at %s, now is %s", stamp(begins), stamp(now)).
+			WithHint("Set this machine's clock, or that of the machine that made it and make another")
+	}
+	return nil
+}
+
 // DialServer is how to reach a server.
 func (i *Identity) DialServer() *tls.Config { return i.dial(serverName) }
 

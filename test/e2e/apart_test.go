@@ -270,6 +270,65 @@ func TestApart(t *testing.T) {
 	}
 }
 
+// TestAnEdgeThatCannotJoin starts edges that the cluster does not take, and one that it takes no more.
+func TestAnEdgeThatCannotJoin(t *testing.T) {
+	require.Root(t)
+	s := server.Start(t, server.Config{Daemon: "server", Args: []string{"--cluster-listen", freeAddress(t)}})
+	n1 := joined(t, s, "n1", 1)
+	used := filepath.Join(n1.Dir, "node.join")
+	dir := t.TempDir()
+	try := func(join string) string {
+		t.Helper()
+		cmd := exec.CommandContext(within(t, patience), s.Binary, "edge", "--data", dir, "--listen", "127.0.0.1:0", "--join", join)
+		out, err := cmd.CombinedOutput()
+		if _, ended := errors.AsType[*exec.ExitError](err); !ended || cmd.ProcessState.ExitCode() != 1 {
+			t.Fatalf("edge: %v\n%s", err, out)
+		}
+		return string(out)
+	}
+	if says := try(used); !strings.Contains(says, "node n1: runs at ") {
+		t.Errorf("an invitation that is in use: %s", says)
+	}
+	authority, err := cluster.EnsureAuthority(t.TempDir(), time.Now().AddDate(-11, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := authority.Invite("n9", "127.0.0.1:1", time.Now().AddDate(-11, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := filepath.Join(t.TempDir(), "n9.join")
+	if err := v.Keep(old); err != nil {
+		t.Fatal(err)
+	}
+	if says := try(old); !strings.Contains(says, "certificate of node n9: ended at ") {
+		t.Errorf("an invitation of eleven years ago: %s", says)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "node.join")); !os.IsNotExist(err) {
+		t.Errorf("a directory that has not joined keeps an invitation: %v", err)
+	}
+
+	// The store begins anew: it knows nothing of the node, which must say so and not go on unseen.
+	if err := s.Terminate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(s.Dir, "etcd")); err != nil {
+		t.Fatal(err)
+	}
+	s.Client = nil // of a token that is no more
+	if err := s.Up(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, patience, func() bool { return !n1.Running() })
+	if says := n1.Log(); !strings.Contains(says, "node n1: is not in the store any more") {
+		t.Errorf("it says:\n%s", says)
+	}
+	if err := n1.Up(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, patience, func() bool { return nodes(t, s)["n1"].GetState() == sandseav1.NodeState_NODE_STATE_READY })
+}
+
 // place2 makes a sandbox on each node.
 func place2(t *testing.T, s *server.Server) (one, two *client.Sandbox) {
 	t.Helper()
