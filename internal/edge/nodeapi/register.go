@@ -132,7 +132,11 @@ func identify(ctx context.Context, s store.Store, m Machine, saved given) (g giv
 	} else {
 		var op store.Op
 		var next store.Cond
-		if g, op, next, err = allocate(pairs[keys.NodeNext], saved); err != nil {
+		free, err := isFree(ctx, s, saved.Number)
+		if err != nil {
+			return g, false, err
+		}
+		if g, op, next, err = allocate(pairs[keys.NodeNext], saved, free); err != nil {
 			return g, false, err
 		}
 		ops, conds = append(ops, op), append(conds, next)
@@ -146,8 +150,19 @@ func identify(ctx context.Context, s store.Store, m Machine, saved given) (g giv
 	return g, res.Succeeded, err
 }
 
-// allocate takes the next free number, or the one that the data directory had from an earlier store.
-func allocate(next store.Pair, saved given) (g given, op store.Op, cond store.Cond, err error) {
+// isFree reports whether no data directory has the number in this store.
+func isFree(ctx context.Context, s store.Store, n node.Number) (bool, error) {
+	free := true
+	_, err := store.All(ctx, s, keys.NodeData, func(p store.Pair) {
+		var g given
+		free = free && json.Unmarshal(p.Value, &g) == nil && g.Number != n
+	})
+	return free, err
+}
+
+// allocate takes the next free number, or the one that the data directory had from an earlier store when it is free in
+// this one: nodes come back to a new store in any order.
+func allocate(next store.Pair, saved given, free bool) (g given, op store.Op, cond store.Cond, err error) {
 	n := uint64(1)
 	cond = store.Cond{Key: keys.NodeNext, Absent: true}
 	if next.Key != "" {
@@ -158,9 +173,9 @@ func allocate(next store.Pair, saved given) (g given, op store.Op, cond store.Co
 	}
 	g = given{Number: node.Number(n), Epoch: 1}
 	if saved.Number != 0 {
-		if uint64(saved.Number) < n {
+		if !free {
 			return g, op, cond, errdefs.New(errdefs.FailedPrecondition, "node",
-				"its data directory says number %d, which the store may have given to another", saved.Number).
+				"its data directory says number %d, which the store has given to another", saved.Number).
 				WithHint("Bring the store's data back, or start with an empty data directory")
 		}
 		g = given{Number: saved.Number, Epoch: saved.Epoch + 1}
@@ -168,7 +183,7 @@ func allocate(next store.Pair, saved given) (g given, op store.Op, cond store.Co
 	if g.Number > node.MaxNumber {
 		return g, op, cond, errdefs.New(errdefs.Exhausted, "node", "all %d numbers are given", node.MaxNumber)
 	}
-	return g, store.Put(keys.NodeNext, []byte(strconv.FormatUint(uint64(g.Number)+1, 10))), cond, nil
+	return g, store.Put(keys.NodeNext, []byte(strconv.FormatUint(max(n, uint64(g.Number)+1), 10))), cond, nil
 }
 
 func readGiven(path, dataID string) (g given, err error) {
@@ -207,8 +222,8 @@ func writeGiven(path string, g given) error {
 }
 
 // Register keeps the node registered until ctx ends, and then takes the registration back. ready is called after the
-// first success. A store that is away is asked again; it returns early only when the node was fenced: its epoch in the
-// store has been raised, so that its sandboxes are given up.
+// first success. A store that is away is asked again; it returns early only when this is the node no more: its epoch in
+// the store has been raised, so that its sandboxes are given up, or the store knows nothing of it.
 func Register(ctx context.Context, s store.Store, m Machine, id Identity, log *slog.Logger, ready func()) error {
 	wait := 100 * time.Millisecond
 	for {
@@ -245,11 +260,13 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 	if err != nil {
 		return err
 	}
+	if len(res.Pairs) == 0 {
+		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "is not in the store any more: that has begun anew, or is an older one").
+			WithHint("Start sandsea edge again")
+	}
 	var g given
-	if len(res.Pairs) == 1 {
-		if err := json.Unmarshal(res.Pairs[0].Value, &g); err != nil {
-			return fmt.Errorf("read the record of this node: %w", err)
-		}
+	if err := json.Unmarshal(res.Pairs[0].Value, &g); err != nil {
+		return fmt.Errorf("read the record of this node: %w", err)
 	}
 	if g.Epoch != id.Epoch || g.Number != id.Number {
 		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "was fenced: the store says number %d and epoch %d",

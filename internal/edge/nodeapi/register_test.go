@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/edge/nodeapi"
 	"github.com/sandsea/sandsea/internal/edge/runner"
@@ -76,7 +78,37 @@ func TestANumberIsForEverAndTheEpochRisesWithTheBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := nodeapi.Identify(t.Context(), taken, dir, here("d1")); !errors.Is(err, errdefs.FailedPrecondition) {
-		t.Fatalf("a number that another node may have: %v", err)
+		t.Fatalf("a number that another node has: %v", err)
+	}
+}
+
+// TestNodesComeBackToANewStoreInAnyOrder loses a store of three nodes, which all keep their numbers, and a fourth gets one
+// that nobody has.
+func TestNodesComeBackToANewStoreInAnyOrder(t *testing.T) {
+	s := mem.New(mem.Config{})
+	t.Cleanup(func() { _ = s.Close() })
+	dirs := map[string]string{}
+	for _, m := range []string{"d1", "d2", "d3"} {
+		dirs[m] = t.TempDir()
+		if _, err := nodeapi.Identify(t.Context(), s, dirs[m], here(m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := mem.New(mem.Config{})
+	t.Cleanup(func() { _ = fresh.Close() })
+	got := map[string]node.Number{}
+	for _, m := range []string{"d3", "d1", "d2", "d4"} {
+		if dirs[m] == "" {
+			dirs[m] = t.TempDir()
+		}
+		id, err := nodeapi.Identify(t.Context(), fresh, dirs[m], here(m))
+		if err != nil {
+			t.Fatalf("%s: %v", m, err)
+		}
+		got[m] = id.Number
+	}
+	if diff := cmp.Diff(map[string]node.Number{"d1": 1, "d2": 2, "d3": 3, "d4": 4}, got); diff != "" {
+		t.Error(diff)
 	}
 }
 
