@@ -273,6 +273,10 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 			g.Number, g.Epoch).
 			WithHint("Start sandsea edge again")
 	}
+	// Another may have come while this node was cut off.
+	if err := nameIsFree(ctx, s, m); err != nil {
+		return err
+	}
 	value, err := json.Marshal(node.Registration{
 		Number: id.Number, Name: id.Name, Address: m.Address, Epoch: id.Epoch, Boot: m.Boot, Machine: m.Machine,
 		DataID: m.DataID,

@@ -1,12 +1,15 @@
 package nodeapi_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -214,4 +217,51 @@ func TestEndsAreWrittenForTheServersToRead(t *testing.T) {
 	if pairs[0].Key != key || err != nil || m.GetId() != string(id) || m.GetNode() != "n42" || m.GetEnd().GetCause() != string(sandbox.CauseStopped) {
 		t.Fatalf("%s: %v, %v", pairs[0].Key, m, err)
 	}
+}
+
+// TestANameIsOneNodesAlsoAfterACut has a node come under the name of one that was cut off from the store, which then comes
+// back: it waits until the other has gone.
+func TestANameIsOneNodesAlsoAfterACut(t *testing.T) {
+	s := mem.New(mem.Config{})
+	t.Cleanup(func() { _ = s.Close() })
+	first, second := here("d1"), here("d2")
+	first.Name, second.Name = "n2", "n2"
+	id1, err := nodeapi.Identify(t.Context(), s, t.TempDir(), first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id2, err := nodeapi.Identify(t.Context(), s, t.TempDir(), second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	register := func(m nodeapi.Machine, id nodeapi.Identity, log io.Writer) (ready chan struct{}, leave func()) {
+		ctx, stop := context.WithCancel(t.Context())
+		ready, done := make(chan struct{}), make(chan error, 1)
+		go func() {
+			done <- nodeapi.Register(ctx, s, m, id, slog.New(slog.NewTextHandler(log, nil)), func() { close(ready) })
+		}()
+		return ready, func() {
+			stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	ready2, leave2 := register(second, id2, io.Discard)
+	<-ready2
+	says, log := io.Pipe()
+	ready1, leave1 := register(first, id1, log)
+	line, err := bufio.NewReader(says).ReadString('\n')
+	if err != nil || !strings.Contains(line, "node n2: runs at ") {
+		t.Errorf("%q, %v", line, err)
+	}
+	select {
+	case <-ready1:
+		t.Error("two nodes have one name")
+	default:
+	}
+	go func() { _, _ = io.Copy(io.Discard, says) }()
+	leave2()
+	<-ready1
+	leave1()
 }
