@@ -98,11 +98,15 @@ func (a *app) down(ctx context.Context, cfg serverConfig) error {
 	}
 	ended, err := a.endSandboxes(ctx, dir, cfg)
 	if err != nil {
-		// What cannot be ended in order is ended by force; the next start, or the server, records it.
+		// What cannot be ended in order is ended by force; the next start records it.
 		a.io.Note("sandsea: %s; ending by force", ui.Text(err.Error()))
 	}
 	if err := removeAll(ctx, dir); err != nil {
 		return err
+	}
+	if err != nil {
+		a.io.Note("down in %s: every sandbox ended; the next start on this directory records it", ui.Took(time.Since(began)))
+		return nil
 	}
 	a.io.Note("down in %s: %d sandboxes ended", ui.Took(time.Since(began)), ended)
 	return nil

@@ -101,7 +101,7 @@ func (a *app) invite(dir, name, store string) error {
 
 func (a *app) printNodes(list []*sandseav1.Node) {
 	if len(list) == 0 {
-		a.io.Note("No nodes. Start one: sudo sandsea up")
+		a.io.Note("No nodes. Start one: sudo sandsea up; or beside a sandsea server: sudo sandsea edge --join FILE")
 		return
 	}
 	var rows [][]ui.Cell
