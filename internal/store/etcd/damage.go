@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -38,6 +39,20 @@ func damaged(dir, format string, args ...any) *errdefs.Error {
 		WithHint("Restore it from a backup, or start with a new data directory: --data DIR")
 }
 
+// notStarted is the error of a store whose files may be good.
+func notStarted(dir string, err error) error {
+	return errdefs.New(errdefs.FailedPrecondition, "store "+dir, "does not start: %v", err).
+		WithHint("See the log above and the free space, or restore the folder from a backup").Wrap(err)
+}
+
+// fallen is the error of a member that ended with this word: of the system, as on a full disk, or about its files.
+func fallen(dir string, word error) error {
+	if _, ok := errors.AsType[syscall.Errno](word); ok {
+		return notStarted(dir, word)
+	}
+	return damaged(dir, "%v", word)
+}
+
 // start reads the files and runs the member. What etcd panics with meanwhile goes to last.
 func start(ctx context.Context, ec *embed.Config, last lastWord) (*embed.Etcd, error) {
 	applied, err := checkDatabase(ctx, ec.Dir)
@@ -48,18 +63,19 @@ func start(ctx context.Context, ec *embed.Config, last lastWord) (*embed.Etcd, e
 		return nil, err
 	}
 	defer func() {
-		p := recover()
-		if _, bug := p.(runtime.Error); bug {
-			p = "etcd cannot read its files"
-		}
-		if p != nil {
-			last.say(fmt.Sprint(p))
+		switch p := recover().(type) {
+		case nil:
+		case runtime.Error:
+			last.say(errors.New("etcd cannot read its files"))
+		case error:
+			last.say(p)
+		default:
+			last.say(fmt.Errorf("%v", p))
 		}
 	}()
 	e, err := embed.StartEtcd(ec)
 	if err != nil {
-		err = errdefs.New(errdefs.FailedPrecondition, "store "+ec.Dir, "does not start: %v", err).
-			WithHint("See the log, or restore the folder from a backup").Wrap(err)
+		err = notStarted(ec.Dir, err)
 	}
 	return e, err
 }
@@ -67,16 +83,16 @@ func start(ctx context.Context, ec *embed.Config, last lastWord) (*embed.Etcd, e
 // lastWord is what etcd says before it would end the process; the goroutine that says it ends instead. After over such a
 // message ends the process.
 type lastWord struct {
-	words chan string
+	words chan error
 	ended *atomic.Bool
 }
 
-func newLastWord() lastWord { return lastWord{make(chan string, 1), new(atomic.Bool)} }
+func newLastWord() lastWord { return lastWord{make(chan error, 1), new(atomic.Bool)} }
 
 func (l lastWord) over() { l.ended.Store(true) }
 
 // say keeps the first word.
-func (l lastWord) say(word string) {
+func (l lastWord) say(word error) {
 	select {
 	case l.words <- word:
 	default:
@@ -92,10 +108,10 @@ func (l lastWord) OnWrite(ce *zapcore.CheckedEntry, fields []zapcore.Field) {
 	default:
 		zapcore.WriteThenPanic.OnWrite(ce, fields)
 	}
-	word := ce.Message
+	word := errors.New(ce.Message)
 	for _, f := range fields {
 		if err, ok := f.Interface.(error); ok {
-			word += ": " + err.Error()
+			word = fmt.Errorf("%w: %w", word, err)
 		}
 	}
 	l.say(word)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -339,4 +340,24 @@ func BenchmarkCreate(b *testing.B) {
 		}
 	})
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "creates/s")
+}
+
+// TestAStoreThatCannotWriteIsAnError starts one that may write no file as large as its log, of which etcd panics.
+func TestAStoreThatCannotWriteIsAnError(t *testing.T) {
+	const inside = "SANDSEA_TEST_SMALL_FILES"
+	if os.Getenv(inside) == "" {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -f 32768 && exec "$0" "$1"`, os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	s, err := Open(t.Context(), Config{Dir: t.TempDir()})
+	if err == nil {
+		_ = s.Close()
+	}
+	if !errors.Is(err, errdefs.FailedPrecondition) || !strings.Contains(err.Error(), "does not start: ") {
+		t.Errorf("%v", err)
+	}
 }

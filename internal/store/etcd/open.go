@@ -163,7 +163,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 			}
 			e, ready = s.e, s.e.Server.ReadyNotify()
 		case word := <-last.words: // whatever runs of the member ends with the process
-			return nil, damaged(cfg.Dir, "%s", word)
+			return nil, fallen(cfg.Dir, word)
 		case <-ready:
 			last.over()
 			st := newStore(v3client.New(e.Server), cmp.Or(cfg.CallTimeout, DefaultCallTimeout))
