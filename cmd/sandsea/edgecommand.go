@@ -102,12 +102,11 @@ func (a *app) edge(ctx context.Context, cfg serverConfig, join string) (err erro
 	fmt.Fprintf(a.io.Out, "ready node %s %s\n", e.id.Name, at.address)
 	select {
 	case <-ctx.Done():
-	case err := <-e.lost:
-		return err
+	case err = <-e.lost:
 	}
 	a.io.Note("stopping the edge; %d sandboxes keep running (sandsea edge takes them back,\nsandsea down ends them)", e.running())
 	e.drain(ctx)
-	return nil
+	return err
 }
 
 // accept reads the invitation: the one that is given, or the one that the data directory has kept when it joined.

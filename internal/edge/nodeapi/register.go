@@ -262,7 +262,7 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 	}
 	if len(res.Pairs) == 0 {
 		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "is not in the store any more: that has begun anew, or is an older one").
-			WithHint("Start sandsea edge again")
+			WithHint("Start it again")
 	}
 	var g given
 	if err := json.Unmarshal(res.Pairs[0].Value, &g); err != nil {
@@ -271,7 +271,7 @@ func register(ctx context.Context, s store.Store, m Machine, id Identity, done f
 	if g.Epoch != id.Epoch || g.Number != id.Number {
 		return errdefs.New(errdefs.FailedPrecondition, "node "+id.Name, "was fenced: the store says number %d and epoch %d",
 			g.Number, g.Epoch).
-			WithHint("Start sandsea edge again")
+			WithHint("Start it again")
 	}
 	// Another may have come while this node was cut off.
 	if err := nameIsFree(ctx, s, m); err != nil {
