@@ -23,6 +23,7 @@ import (
 	"github.com/sandsea/sandsea/api/errwire"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
+	"github.com/sandsea/sandsea/internal/control/apiserver/entries"
 	"github.com/sandsea/sandsea/internal/control/apiserver/strictjson"
 	"github.com/sandsea/sandsea/internal/control/iam"
 	"github.com/sandsea/sandsea/internal/sandboxpb"
@@ -244,8 +245,8 @@ func packed(h http.Header) bool {
 	return false
 }
 
-// readBody takes the one message of a request in, within a limit of size and time, and checks JSON strictly. Handlers
-// see the same bytes. A stream from the client is read by its handler, frame by frame.
+// readBody takes the one message of a request in, within a limit of size and time, checks JSON strictly and counts the
+// entries of a binary message. Handlers see the same bytes. What is packed or framed its codec checks. A stream from the client is read by its handler, frame by frame.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, c call) error {
 	tooLarge := errdefs.New(errdefs.Invalid, "", "the body is larger than %d MiB", c.body>>20).
 		WithField("", fmt.Sprintf("%d MiB", c.body>>20)).WithHint("Send large data as a file: sandsea cp")
@@ -264,8 +265,14 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, c call) error 
 			WithHint("Send it within %s", bodyWait).Wrap(err)
 	}
 	_ = ctl.SetReadDeadline(time.Time{})
-	if c.stream == connect.StreamTypeUnary && unaryJSON(r.Header) {
-		if err := strictjson.Check(body, c.input); err != nil {
+	if c.stream == connect.StreamTypeUnary {
+		switch plainType(r.Header) {
+		case "application/json":
+			err = strictjson.Check(body, c.input)
+		case "application/proto":
+			err = entries.Wire(body, c.input.Descriptor())
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -290,11 +297,13 @@ func readAll(r io.Reader, size int64) ([]byte, error) {
 	return b, nil
 }
 
-// unaryJSON reports whether the body is one JSON message that is not packed.
-func unaryJSON(h http.Header) bool {
+// plainType is the content type of a body that is not packed; empty when it is.
+func plainType(h http.Header) string {
 	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	enc := h.Get("Content-Encoding")
-	return err == nil && t == "application/json" && (enc == "" || enc == "identity")
+	if enc := h.Get("Content-Encoding"); err != nil || enc != "" && enc != "identity" {
+		return ""
+	}
+	return t
 }
 
 // accepted reports whether the content type can carry the call, and names those that can.

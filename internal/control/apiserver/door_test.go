@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/sandsea/sandsea/api/errwire"
 	pb "github.com/sandsea/sandsea/api/sandsea/v1"
 	"github.com/sandsea/sandsea/internal/control/apiserver"
+	"github.com/sandsea/sandsea/internal/control/apiserver/entries"
 	"github.com/sandsea/sandsea/internal/control/iam"
 )
 
@@ -218,6 +220,12 @@ func TestDoorSpeaksEveryProtocolOnOnePort(t *testing.T) {
 			// An error keeps its kind and facts over every protocol, in unary calls and streams.
 			_, err = c.tryCreate(t.Context(), &pb.SandboxSpec{Environment: &pb.Environment{Image: "tolls"}}, "")
 			if e := kindIs(t, err, errdefs.NotFound); len(e.Near) != 1 || e.Field != "environment.image" {
+				t.Errorf("got %+v", e)
+			}
+			crowd := &pb.WriteBatchRequest{Id: sb.GetId(), Files: slices.Repeat([]*pb.FileToWrite{{}}, entries.Most+1)}
+			_, err = c.files.WriteBatch(t.Context(), connect.NewRequest(crowd))
+			if e := kindIs(t, errwire.FromConnect(err), errdefs.Invalid); !strings.Contains(e.Error(), "files: ") ||
+				!strings.Contains(e.Error(), fmt.Sprint(entries.Most)) {
 				t.Errorf("got %+v", e)
 			}
 			stream, err := c.files.Read(t.Context(), connect.NewRequest(&pb.ReadFileRequest{Id: sb.GetId(), Path: "/none"}))

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
+	"github.com/sandsea/sandsea/internal/control/apiserver/entries"
 	"github.com/sandsea/sandsea/internal/control/apiserver/strictjson"
 	"github.com/sandsea/sandsea/internal/control/iam"
 	"github.com/sandsea/sandsea/internal/control/placement"
@@ -123,6 +124,7 @@ func New(cfg Config) *Server {
 			return []connect.HandlerOption{connect.WithReadMaxBytes(int(bodyLimit(spec.Procedure)))}
 		}),
 	}
+	opts = append(opts, connect.WithCodec(entries.Codec{}))
 	for _, c := range strictjson.Codecs() {
 		opts = append(opts, connect.WithCodec(c))
 	}

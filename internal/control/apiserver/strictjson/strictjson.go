@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/control/apiserver/entries"
 )
 
 // depth is how deep a request may nest; the deepest of ours has 5 levels, an error detail in it a few more.
@@ -63,6 +64,9 @@ func Check(data []byte, kind protoreflect.MessageType) error {
 func Unmarshal(data []byte, m proto.Message) error {
 	if len(data) == 0 {
 		return invalid("", "the body is empty").WithHint("Send {} for an empty request")
+	}
+	if err := entries.JSON(data); err != nil {
+		return err
 	}
 	err := protojson.UnmarshalOptions{RecursionLimit: depth}.Unmarshal(data, m)
 	if err == nil {
