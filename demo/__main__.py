@@ -26,22 +26,35 @@ from sandsea import Client, SandseaError
 from . import cheats, grader, network, registry, server
 from .images import Images, prepare
 from .rollout import Figures, open_sandbox, roll_out
-from .tasks import Task, load_all
+from .tasks import Task, load_all, names
 from .view import View
 
 
-def main() -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description="Repair tasks from real releases, rolled out and graded.")
     parser.add_argument("--binary", type=pathlib.Path, default=pathlib.Path("build/sandsea"))
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("build/demo-data"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/demo.json"))
-    parser.add_argument("--parallel", type=int, default=16, help="rollouts at a time")
-    parser.add_argument("--task", action="append", help="only this task")
-    args = parser.parse_args()
+    parser.add_argument("--parallel", type=_positive, default=16, help="rollouts at a time")
+    parser.add_argument("--task", action="append", choices=names(), help="only this task")
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def main() -> int:
+    args = parse()
     # A termination ends the server too, as ^C does.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(args)
+    except KeyboardInterrupt:
+        print("demo: failed: interrupted", flush=True)
+        return 130
     except (server.ServerError, registry.FetchError, SandseaError, httpx.HTTPError, ValueError) as e:
         print(f"demo: failed: {e}", flush=True)
     except Exception:
@@ -167,6 +180,7 @@ async def roll_all(
     view.say(f"{len(work)} rollouts, {parallel} at a time, each graded in a fresh sandbox")
     slots = asyncio.Semaphore(parallel)
     records: list[dict[str, Any]] = []
+    shown = len(figures.creates)
     began = time.monotonic()
 
     async def one(task: Task, kind: str, want: bool) -> None:
@@ -193,12 +207,13 @@ async def roll_all(
 
     await asyncio.gather(*(one(*item) for item in work))
     seconds = time.monotonic() - began
+    rate = (len(figures.creates) - shown) / seconds
     right = sum(r["right"] for r in records)
     memory = sum(figures.memory) / max(1, len(figures.memory))
     print(
-        f"\ncreates {len(figures.creates)}, {len(figures.creates) / seconds:.1f}/s with the work in them, "
+        f"\ncreates {len(figures.creates)}, {rate:.1f}/s while rolling out, "
         f"p50 {_ms(figures.creates, 50)}, p99 {_ms(figures.creates, 99)}; "
-        f"first output p50 {_ms(figures.first_outputs, 50)}; "
+        f"first command p50 {_ms(figures.first_commands, 50)}; "
         f"{memory / 2**20:.1f} MiB a sandbox; {images.shared_bytes / 2**30:.2f} GiB shared"
     )
     return {
@@ -209,8 +224,8 @@ async def roll_all(
         "verdicts": records,
         "rollout_seconds": round(seconds, 1),
         "create_ms": {p: round(_rank(figures.creates, p) * 1000, 2) for p in (50, 90, 99, 100)},
-        "first_output_ms": {p: round(_rank(figures.first_outputs, p) * 1000, 2) for p in (50, 90, 99, 100)},
-        "creates_per_second": round(len(figures.creates) / seconds, 1),
+        "first_command_ms": {p: round(_rank(figures.first_commands, p) * 1000, 2) for p in (50, 90, 99, 100)},
+        "creates_per_second": round(rate, 1),
         "memory_bytes_per_sandbox": round(memory),
         "shared_bytes": images.shared_bytes,
     }

@@ -21,7 +21,7 @@ class Images:
     workspaces: dict[str, str] = dataclasses.field(default_factory=dict)
     hidden: dict[str, str] = dataclasses.field(default_factory=dict)
     toolkits: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    #: bytes that all sandboxes share
+    #: bytes of the layers that they are made of, each once
     shared_bytes: int = 0
 
 
@@ -49,7 +49,10 @@ async def prepare(client: Client, all_tasks: list[Task], say: Callable[[str], No
         if cache not in have:
             await _fill_go_cache(client, out, [t for t in all_tasks if t.kind == "go"], chain, cache, say)
         out.toolkits["go"] = [chain, cache]
-    out.shared_bytes = sum(layer.bytes for i in await client.images() for layer in i.layers)
+    toolkits = {name for stack in out.toolkits.values() for name in stack}
+    used = toolkits | {out.base, *out.workspaces.values(), *out.hidden.values()}
+    layers = {layer.digest: layer.bytes for i in await client.images() if i.name in used for layer in i.layers}
+    out.shared_bytes = sum(layers.values())
     return out
 
 

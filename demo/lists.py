@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import pathlib
+import signal
 
 from sandsea import Client
 
@@ -18,7 +19,7 @@ from .images import Images, prepare
 from .network import GRADE
 from .rollout import Figures, open_sandbox
 from .server import up
-from .tasks import HERE, Task, load_all
+from .tasks import HERE, Task, load_all, names
 
 
 async def find(client: Client, task: Task, images: Images) -> tuple[list[str], list[str]]:
@@ -56,8 +57,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="demo.lists", description=__doc__)
     parser.add_argument("--binary", type=pathlib.Path, default=pathlib.Path("build/sandsea"))
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("build/demo-data"))
-    parser.add_argument("--task", action="append", help="only this task")
+    parser.add_argument("--task", action="append", choices=names(), help="only this task")
     args = parser.parse_args()
+    # A termination ends the server too, as ^C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     args.data.mkdir(parents=True, exist_ok=True)
     with up(args.binary.resolve(), args.data.resolve()) as (url, token):
         asyncio.run(run(url, token, [t for t in load_all() if not args.task or t.name in args.task]))

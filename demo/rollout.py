@@ -17,7 +17,8 @@ class Figures:
     """What the demo measures from outside."""
 
     creates: list[float] = dataclasses.field(default_factory=list)
-    first_outputs: list[float] = dataclasses.field(default_factory=list)
+    #: of a rollout's first command, from the call to its end
+    first_commands: list[float] = dataclasses.field(default_factory=list)
     memory: list[int] = dataclasses.field(default_factory=list)
     sandboxes: int = 0
     #: what was tried by network
@@ -68,7 +69,7 @@ async def roll_out(client: Client, task: Task, kind: str, images: Images, figure
     ) as sb:
         began = time.monotonic()
         look = await _sh(sb, "ls -a && wc -l " + " ".join(task.sources) + " 2>/dev/null; cat README* | head -40", task)
-        figures.first_outputs.append(time.monotonic() - began)
+        figures.first_commands.append(time.monotonic() - began)
         if task.wrong[0].file.rsplit("/", 1)[-1] not in look.stdout:
             raise RuntimeError(
                 f"{task.name}: {task.wrong[0].file} is not in the workspace: {look.stdout!r} {look.stderr!r}"

@@ -143,7 +143,12 @@ class Task:
 
 def load_all() -> list[Task]:
     """The committed tasks."""
-    return [Task.load(p) for p in sorted((HERE / "tasks").glob("*.json"))]
+    return [Task.load(HERE / "tasks" / f"{name}.json") for name in names()]
+
+
+def names() -> list[str]:
+    """Those of the committed tasks."""
+    return sorted(p.stem for p in (HERE / "tasks").glob("*.json"))
 
 
 def diff(old: dict[str, bytes | None], new: dict[str, bytes | None]) -> str:
