@@ -68,6 +68,9 @@ type Config struct {
 // DefaultPerRound is how many samples a peer gives in a round when nothing is said.
 const DefaultPerRound = 10
 
+// LeastRounds is of how many rounds an interval can be told: fewer resemble each other too often by chance.
+const LeastRounds = 5
+
 // Validate checks the configuration.
 func (c Config) Validate() error {
 	switch {
@@ -124,7 +127,7 @@ type Result struct {
 	P99     *float64 `json:"p99,omitempty"`
 	Max     *float64 `json:"max,omitempty"`
 	Value   *float64 `json:"value,omitempty"`
-	// Low and High bound Value with a confidence of 95 %.
+	// Low and High bound Value with a confidence of 95 %; nil after fewer than LeastRounds.
 	Low  *float64 `json:"low,omitempty"`
 	High *float64 `json:"high,omitempty"`
 }
@@ -344,10 +347,13 @@ func results(cfg Config, records []*record) []Result {
 			continue
 		}
 		v, low, high = round3(v), round3(low), round3(high)
-		out = append(out, Result{
-			Metric: cfg.Metric + suffix, Of: records[0].peer.Name(), Against: other.peer.Name(), Unit: unit,
-			N: cfg.Rounds, Value: &v, Low: &low, High: &high,
-		})
+		r := Result{
+			Metric: cfg.Metric + suffix, Of: records[0].peer.Name(), Against: other.peer.Name(), Unit: unit, N: cfg.Rounds, Value: &v,
+		}
+		if cfg.Rounds >= LeastRounds {
+			r.Low, r.High = &low, &high
+		}
+		out = append(out, r)
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -188,8 +189,37 @@ func TestRunTellsWhatOneAdds(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := d.Results[2]
-		if r.Metric != "create_ready_added" || r.Of != "a" || r.Against != "b" || r.Unit != "ms" || *r.Value != -2 || *r.Low != -2 || *r.High != -2 {
+		if r.Metric != "create_ready_added" || r.Of != "a" || r.Against != "b" || r.Unit != "ms" || *r.Value != -2 {
 			t.Errorf("%+v, want 2 ms less", r)
+		}
+	})
+}
+
+func TestFewRoundsHaveNoInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, rounds := range []int{1, LeastRounds - 1, LeastRounds} {
+			cfg := config
+			cfg.Rounds = rounds
+			d, err := Run(t.Context(), cfg, &fake{name: "a", times: ms(2, 3)}, &fake{name: "b", times: ms(20, 30)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := slices.IndexFunc(d.Results, func(r Result) bool { return r.Against == "b" })
+			r := d.Results[at]
+			if want := rounds >= LeastRounds; (r.Low != nil) != want || (r.High != nil) != want {
+				t.Errorf("%d rounds: low %v, high %v", rounds, r.Low, r.High)
+			}
+			var b bytes.Buffer
+			if err := WriteTable(&b, d); err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("(%s: an interval needs 5)", count(rounds, "round"))
+			if rounds >= LeastRounds {
+				want = "(95 %: "
+			}
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("%d rounds: no %q in\n%s", rounds, want, &b)
+			}
 		}
 	})
 }

@@ -96,19 +96,31 @@ func WriteTable(w io.Writer, d Document) error {
 
 // against says how a peer compares with another, which is named if there are others.
 func against(r Result, name bool) string {
-	v, low, high := *r.Value, *r.Low, *r.High
+	v, low, high := *r.Value, r.Low, r.High
 	if strings.HasSuffix(r.Metric, "_added") {
-		return fmt.Sprintf("%s takes %.3f ms more than %s at p50 (95 %%: %.3f to %.3f)", r.Of, v, r.Against, low, high)
+		return fmt.Sprintf("%s takes %.3f ms more than %s at p50 %s", r.Of, v, r.Against, interval(r.N, 3, low, high))
 	}
 	word := "faster"
 	if v < 1 {
-		v, low, high, word = 1/v, 1/high, 1/low, "slower"
+		v, word = 1/v, "slower"
+		if low != nil {
+			least, most := 1 / *high, 1 / *low
+			low, high = &least, &most
+		}
 	}
 	than := ""
 	if name {
 		than = " than " + r.Against
 	}
-	return fmt.Sprintf("%s is %.1f times %s%s at p50 (95 %%: %.1f to %.1f)", r.Of, v, word, than, low, high)
+	return fmt.Sprintf("%s is %.1f times %s%s at p50 %s", r.Of, v, word, than, interval(r.N, 1, low, high))
+}
+
+// interval is what so many rounds bound.
+func interval(rounds, decimals int, low, high *float64) string {
+	if low == nil || high == nil {
+		return fmt.Sprintf("(%s: an interval needs %d)", count(rounds, "round"), LeastRounds)
+	}
+	return fmt.Sprintf("(95 %%: %.*f to %.*f)", decimals, *low, decimals, *high)
 }
 
 // label is what a row is about where there are several things.
