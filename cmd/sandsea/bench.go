@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,10 @@ and start, as container engines call it, and by one call (crun-run). Runs beside
 			if os.Geteuid() != 0 {
 				return errdefs.New(errdefs.Denied, "", "bench create makes sandboxes by itself and needs root").WithHint("Run: sudo sandsea bench create")
 			}
+			if err := cmp.Or(atLeast("rounds", rounds, 1), atLeast("warmup", warmup, 0), atLeast("native", own, 1),
+				atLeast("crun", crun, 1), atLeast("rate", rate, 0)); err != nil {
+				return err
+			}
 			dir, err := os.MkdirTemp("/var/tmp", "sandsea-bench-")
 			if err != nil {
 				return fmt.Errorf("bench: %w", err)
@@ -100,6 +105,15 @@ and start, as container engines call it, and by one call (crun-run). Runs beside
 	cmd.Flags().IntVar(&crun, "crun", 20, "samples of crun in a turn")
 	cmd.Flags().DurationVar(&rate, "rate", 2*time.Second, "how long to drive each peer for its rate in a turn; 0: not")
 	return cmd
+}
+
+// atLeast is an error of the command line if what a flag says is less.
+func atLeast[T int | time.Duration](flag string, value, least T) error {
+	if value >= least {
+		return nil
+	}
+	return misuse(errdefs.New(errdefs.Invalid, "", "--%s %v: at least %v", flag, value, least).WithField(flag, "").
+		WithHint("Leave it out for the default"))
 }
 
 func (a *app) printBench(doc bench.Document) error {
@@ -252,6 +266,9 @@ func (a *app) benchRunCommand() *cobra.Command {
 		Long: `Measures, with the Go client against a running server, how long it takes from the create request to the first command's
 output, with a number of callers at once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cmp.Or(atLeast("n", n, 1), atLeast("in-flight", inFlight, 1)); err != nil {
+				return err
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -271,7 +288,7 @@ output, with a number of callers at once.`,
 			return a.printBench(doc)
 		},
 	}
-	cmd.Flags().StringVar(&image, "image", "", "image to start from")
+	cmd.Flags().StringVar(&image, "image", "", "image to start from (default: the only one there is)")
 	cmd.Flags().IntVar(&n, "n", 400, "samples")
 	cmd.Flags().IntVar(&inFlight, "in-flight", 4, "callers at once")
 	return cmd

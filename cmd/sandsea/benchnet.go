@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,8 +48,9 @@ nothing is sent anywhere. Runs beside a sandsea up without touching it.`,
 			if err := needRoot("bench net"); err != nil {
 				return err
 			}
-			if n.rounds < 1 || n.samples < 1 || n.warmup < 0 || n.flows < 0 || n.burst < 0 || n.streams < 0 {
-				return usage(cmd, "bench net: a number is too small")
+			if err := cmp.Or(atLeast("rounds", n.rounds, 1), atLeast("samples", n.samples, 1), atLeast("warmup", n.warmup, 0),
+				atLeast("flows", n.flows, 0), atLeast("burst", n.burst, 0), atLeast("streams", n.streams, 0)); err != nil {
+				return err
 			}
 			if n.home == "" {
 				return a.benchNetOutside(cmd.Context())

@@ -87,18 +87,24 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-func TestBenchNetTellsWhatItCannotDo(t *testing.T) {
+func TestBenchTellsWhatItCannotDo(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		text string
 	}{
-		{[]string{"--rounds=0"}, "too small"},
-		{[]string{"--samples=0"}, "too small"},
-		{[]string{"--burst=-1"}, "too small"},
-		{[]string{"--flows=many"}, "flows"},
-		{[]string{"extra"}, "extra"},
+		{[]string{"net", "--rounds=0"}, "--rounds 0: at least 1"},
+		{[]string{"net", "--samples=0"}, "--samples 0: at least 1"},
+		{[]string{"net", "--burst=-1"}, "--burst -1: at least 0"},
+		{[]string{"net", "--streams=-1s"}, "--streams -1s: at least 0s"},
+		{[]string{"net", "--flows=many"}, "flows"},
+		{[]string{"net", "extra"}, "extra"},
+		{[]string{"create", "--rounds=0"}, "--rounds 0: at least 1"},
+		{[]string{"create", "--crun=0"}, "--crun 0: at least 1"},
+		{[]string{"create", "--rate=-1s"}, "--rate -1s: at least 0s"},
+		{[]string{"run", "--n=0"}, "--n 0: at least 1"},
+		{[]string{"run", "--in-flight=0"}, "--in-flight 0: at least 1"},
 	} {
-		r := program{args: append([]string{"bench", "net"}, c.args...)}.run(t)
+		r := program{args: append([]string{"bench"}, c.args...)}.run(t)
 		if os.Geteuid() != 0 && !strings.Contains(r.stderr, c.text) { // then root is what is missing first
 			continue
 		}
