@@ -294,6 +294,7 @@ output, with a number of callers at once.`,
 	return cmd
 }
 
+// createAndRun is one sample; it leaves no sandbox.
 func createAndRun(ctx context.Context, c *client.Client, spec *sandseav1.SandboxSpec) (time.Duration, error) {
 	began := time.Now()
 	sb, err := c.Create(ctx, spec, "")
@@ -305,5 +306,8 @@ func createAndRun(ctx context.Context, c *client.Client, spec *sandseav1.Sandbox
 	if err == nil && string(res.GetStdout()) != "ready\n" {
 		err = fmt.Errorf("output %q, exit %d", ui.Text(string(res.GetStdout())), res.GetResult().GetExitCode())
 	}
+	// Also when the bench was interrupted.
+	ctx, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), stopLimit, errdefs.Deadline)
+	defer stop()
 	return took, errors.Join(err, sb.Stop(ctx))
 }
