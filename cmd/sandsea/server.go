@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/cmd/sandsea/ui"
 	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/control/apiserver"
@@ -236,12 +238,27 @@ func (s *server) drain(ctx context.Context) {
 }
 
 // firstSteps tells a newcomer what to type next.
-func (a *app) firstSteps(ctx context.Context, st store.Store) {
+func (a *app) firstSteps(ctx context.Context, st store.Store, url, tokenFile string) {
 	page, err := st.Range(ctx, keys.Images, store.RangeOptions{Limit: 1})
 	if err != nil || len(page.Pairs) > 0 {
 		return
 	}
-	a.io.Note("No image yet. In another terminal, about a minute:\n" +
+	a.io.Note("No image yet. In another terminal, about a minute:\n" + clientOf(url, tokenFile) +
 		"  sandsea image import debian:bookworm --include python3,git\n" +
 		"  sandsea run -- python3 -c 'print(\"hello\")'")
+}
+
+// clientOf is the line by which a client finds a server that is not where it looks by itself.
+func clientOf(url, tokenFile string) string {
+	line := ""
+	if url != client.DefaultURL {
+		line += " SANDSEA_URL=" + url
+	}
+	if tokenFile != client.DefaultTokenFile {
+		line += " SANDSEA_TOKEN_FILE='" + strings.ReplaceAll(tokenFile, "'", `'\''`) + "'"
+	}
+	if line == "" {
+		return ""
+	}
+	return "  export" + line + "\n"
 }

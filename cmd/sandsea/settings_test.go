@@ -91,3 +91,17 @@ func TestACallHasALimit(t *testing.T) {
 		}
 	}
 }
+
+func TestTheFirstStepsLeadToThisServer(t *testing.T) {
+	const token = "/var/lib/sandsea/admin.token"
+	for _, c := range []struct{ url, token, want string }{
+		{"http://127.0.0.1:7070", token, ""},
+		{"http://127.0.0.1:7399", token, "  export SANDSEA_URL=http://127.0.0.1:7399\n"},
+		{"http://127.0.0.1:7070", "/srv/it's/admin.token", "  export SANDSEA_TOKEN_FILE='/srv/it'\\''s/admin.token'\n"},
+		{"http://127.0.0.1:7399", "/srv/a", "  export SANDSEA_URL=http://127.0.0.1:7399 SANDSEA_TOKEN_FILE='/srv/a'\n"},
+	} {
+		if got := clientOf(c.url, c.token); got != c.want {
+			t.Errorf("%s, %s: %q, want %q", c.url, c.token, got, c.want)
+		}
+	}
+}

@@ -88,7 +88,7 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 		return err
 	}
 	fmt.Fprintln(a.io.Out, "ready "+s.url)
-	a.firstSteps(ctx, st)
+	a.firstSteps(ctx, st, s.url, first.File)
 	if err := s.await(ctx, e.lost); err != nil {
 		return err
 	}
