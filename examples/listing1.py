@@ -1,4 +1,7 @@
-"""Listing 1 of the DSec paper: packages come from PyPI, and nothing else is reached."""
+"""Listing 1 of the DSec paper: packages come from PyPI, and nothing else is reached.
+
+python examples/listing1.py IMAGE    # needs ./sdk/libdsec
+"""
 
 import asyncio
 import sys

@@ -1,9 +1,12 @@
 """A trainer's loop: sandboxes in parallel, each works on the task, each diff is graded in a fresh one.
 
-python examples/rollouts.py IMAGE    # one with bash, diff and patch
+python examples/rollouts.py IMAGE
+
+IMAGE needs bash, diff and patch: sandsea image import debian:bookworm --include patch
 """
 
 import asyncio
+import contextlib
 import sys
 
 from sandsea import Client, ContainerRunArgs, InfraError
@@ -30,10 +33,10 @@ async def grade(client: Client, diff: str) -> float:
 
 
 async def reward(client: Client, action: str) -> float:
-    try:
-        return await grade(client, await roll_out(client, action))
-    except InfraError:  # the platform's fault is never a score
-        return await reward(client, action)
+    for _ in range(2):
+        with contextlib.suppress(InfraError):  # the platform's fault is never a score, and worth another try
+            return await grade(client, await roll_out(client, action))
+    return await grade(client, await roll_out(client, action))
 
 
 async def main() -> None:

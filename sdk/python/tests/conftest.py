@@ -32,6 +32,11 @@ SCRIPTS = {
     "make": "for i in 1 2 3; do echo building $i; sleep 0.05; done",
 }
 
+USERS = b"""root:x:0:0::/root:/bin/sh
+user:x:1000:1000::/home:/bin/sh
+nobody:x:65534:65534::/nonexistent:/bin/sh
+"""
+
 pytest_plugins = ["pytester"]
 
 
@@ -53,8 +58,8 @@ def busybox_image() -> bytes:
             add("bin/" + a, tarfile.SYMTYPE, link="busybox")
         for name, script in SCRIPTS.items():
             add("bin/" + name, tarfile.REGTYPE, f"#!/bin/sh\n{script}\n".encode())
-        add("etc/passwd", tarfile.REGTYPE, b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home:/bin/sh\n", 0o644)
-        add("etc/group", tarfile.REGTYPE, b"root:x:0:\nuser:x:1000:\nextra:x:2000:user\n", 0o644)
+        add("etc/passwd", tarfile.REGTYPE, USERS, 0o644)
+        add("etc/group", tarfile.REGTYPE, b"root:x:0:\nuser:x:1000:\nextra:x:2000:user\nnogroup:x:65534:\n", 0o644)
     return buf.getvalue()
 
 
