@@ -295,8 +295,10 @@ class ContainerRunArgs:
     base: str = ""
     workspace: str = ""
     toolkits: Sequence[str] = ()
+    #: memory and swap in MiB; 0 of this and the next three: the server's default
     memory_limit_mb: int = 0
     cpu_cores_limit: float = 0
+    #: the writable layer in MiB
     disk_limit_mb: int = 0
     pids_limit: int = 0
     #: seconds without use after which the sandbox ends; 0: never
@@ -305,14 +307,16 @@ class ContainerRunArgs:
     ttl: float = 0
     #: what may leave it, as {"pypi": True, "example.org:443": True}; all else is rejected. See NetworkRules
     network_rules: network.NetworkRules = dataclasses.field(default_factory=dict)
+    #: user of commands and file calls: a name, "uid" or "uid:gid"; empty: the image's
     init_user: str = ""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     workdir: str = ""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: set-user-id programs gain nothing inside
     no_new_privs: bool = False
     #: "idle": nothing of the image starts; "image": its entrypoint and command; or an argv that starts instead
     entrypoint: str | Sequence[str] = "idle"
-    #: recorded output kept, of all commands together
+    #: recorded output kept, of all commands together, in MiB; 0: the server's default
     output_limit_mb: int = 0
     #: features that the node must enforce
     require: Sequence[str] = ()
@@ -330,6 +334,7 @@ class ContainerRunArgs:
     phase: str = ""
 
     def spec(self) -> m.SandboxSpec:
+        """The same as the API has it."""
         return m.SandboxSpec(
             backend="BACKEND_CONTAINER",
             environment=m.Environment(
@@ -832,6 +837,7 @@ class FileEvent:
 
     @staticmethod
     def of(r: m.WatchFilesResponse) -> FileEvent:
+        """One of the API's."""
         change = r.change.removeprefix("FILE_CHANGE_").lower()
         return FileEvent(change, r.path, r.from_, r.type.removeprefix("FILE_TYPE_").lower())
 

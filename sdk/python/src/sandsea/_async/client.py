@@ -232,6 +232,7 @@ class Client:
     # --- images
 
     async def images(self) -> _Images:
+        """Every image of the server."""
         return await self._drive(core.images())
 
     async def import_debian(self, suite: str, include: Iterable[str] = (), name: str = "") -> m.Image:

@@ -233,6 +233,7 @@ class Client:
     # --- images
 
     def images(self) -> _Images:
+        """Every image of the server."""
         return self._drive(core.images())
 
     def import_debian(self, suite: str, include: Iterable[str] = (), name: str = "") -> m.Image:

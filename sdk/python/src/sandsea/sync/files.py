@@ -53,6 +53,7 @@ class Files:
         return self._c._retry(once, _TRANSFER_SECONDS)
 
     def read_text(self, path: str, *, user: str = "", errors: str = "strict") -> str:
+        """The text of a file in UTF-8; errors is what `bytes.decode` does with what is none."""
         return (self.read(path, user=user)).decode(errors=errors)
 
     def read_many(self, paths: Iterable[str], *, user: str = "", max_bytes: int = 0) -> _Read:
@@ -96,9 +97,11 @@ class Files:
         return self._c._drive(core.write_batches(self._id, pairs, user, mode))
 
     def stat(self, path: str, *, user: str = "", no_follow: bool = False) -> m.FileInfo:
+        """What a file is. With no_follow a symbolic link itself, not what it leads to."""
         return self._c._drive(core.stat_file(self._id, path, user, no_follow))
 
     def exists(self, path: str, *, user: str = "") -> bool:
+        """Whether there is something at path; a symbolic link that leads nowhere is nothing."""
         try:
             self.stat(path, user=user)
         except (errors.MissingFile, errors.NotADirectory):
@@ -119,12 +122,18 @@ class Files:
         return self._c._retry(once, _TRANSFER_SECONDS)
 
     def make_dir(self, path: str, *, user: str = "", mode: int = 0, parents: bool = True) -> None:
+        """Make a directory; mode 0 is 0o755.
+
+        With parents missing ones are made, and one that is there already is no error.
+        """
         self._c._drive(core.make_dir(self._id, path, user, mode, parents))
 
     def move(self, source: str, target: str, *, user: str = "") -> None:
+        """Rename a file or a directory to the path target, over a file that is there."""
         self._c._drive(core.move(self._id, source, target, user))
 
     def remove(self, path: str, *, user: str = "", recursive: bool = False) -> None:
+        """Remove a file or an empty directory; recursive a whole tree, and one that is not there is no error then."""
         self._c._drive(core.remove(self._id, path, user, recursive))
 
     def change(
