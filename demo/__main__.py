@@ -48,8 +48,10 @@ def _positive(text: str) -> int:
 
 def main() -> int:
     args = parse()
-    # A termination ends the server too, as ^C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A termination or a lost terminal ends the server too, as ^C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, signal.default_int_handler)
     try:
         return run(args)
     except KeyboardInterrupt:

@@ -59,8 +59,10 @@ def main() -> None:
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("build/demo-data"))
     parser.add_argument("--task", action="append", choices=names(), help="only this task")
     args = parser.parse_args()
-    # A termination ends the server too, as ^C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A termination or a lost terminal ends the server too, as ^C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, signal.default_int_handler)
     args.data.mkdir(parents=True, exist_ok=True)
     with up(args.binary.resolve(), args.data.resolve()) as (url, token):
         asyncio.run(run(url, token, [t for t in load_all() if not args.task or t.name in args.task]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import signal
 import socket
 import subprocess
 import threading
@@ -24,24 +25,47 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def up(binary: pathlib.Path, data: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
-    """Run `sandsea up` for the block, then `sandsea down`; gives the URL and the token file."""
+    """Run `sandsea up` for the block, then `sandsea down`; gives the URL and the token file.
+
+    A ^C ends the block, which may still need the server; once the undoing has begun, it and a termination wait for it.
+    """
     url = f"127.0.0.1:{_free_port()}"
     log = data.parent / "demo-server.log"
     with log.open("wb") as errors:
         server = subprocess.Popen(
-            [binary, "up", "--data", data, "--listen", url], stdout=subprocess.PIPE, stderr=errors, text=True
+            [binary, "up", "--data", data, "--listen", url],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
         )
         try:
             yield _ready(server, log), data / "admin.token"
         finally:
-            server.terminate()
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-            subprocess.run(
-                [binary, "down", "--data", data, "--yes"], check=False, stdout=subprocess.DEVNULL, timeout=120
-            )
+            with _undisturbed():
+                server.terminate()
+                try:
+                    server.wait(30)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+                subprocess.run(
+                    [binary, "down", "--data", data, "--yes"],
+                    check=False,
+                    stdout=subprocess.DEVNULL,
+                    timeout=120,
+                    start_new_session=True,
+                )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No ^C and no termination within the block."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ready(server: subprocess.Popen[str], log: pathlib.Path) -> str:
