@@ -28,8 +28,8 @@ PROGRAM = """
 import pathlib, sys, time
 from demo import server
 with server.up(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])):
-    print("up", flush=True)
     try:
+        print("up", flush=True)
         time.sleep(60)
     finally:
         pathlib.Path(sys.argv[2], "log").open("a").write("undone\\n")

@@ -343,9 +343,10 @@ func (c *catalogue) unread(ctx context.Context, ref string) (*named, error) {
 		if len(res.Pairs) == 0 {
 			continue
 		}
-		if _, err := decodeImage(res.Pairs[0]); err != nil {
-			return &named{Image: image.Image{Name: name}, rev: res.Pairs[0].ModRev}, nil
+		if _, err := decodeImage(res.Pairs[0]); err == nil {
+			continue
 		}
+		return &named{Image: image.Image{Name: name}, rev: res.Pairs[0].ModRev}, nil
 	}
 	return nil, errdefs.New(errdefs.FailedPrecondition, "image "+clip(ref), "was changed at this moment").
 		WithHint("Look at it again: sandsea image inspect %s", clip(ref))

@@ -171,7 +171,7 @@ func (h images) Delete(ctx context.Context, r request[pb.DeleteImageRequest]) (r
 	}
 	if c := users(n, h.s.watcher.Sandboxes(false)); c > 0 && !r.Msg.GetForce() {
 		return nil, errdefs.New(errdefs.FailedPrecondition, "image "+n.Name, "%d sandboxes use it", c).
-			WithField("force", "").WithHint("Stop them, or delete it with --force: they keep their layers")
+			WithField("force", "").WithHint("Stop them, or delete it by force: they keep their layers")
 	}
 	done, err := h.s.catalogue.remove(ctx, n)
 	if err != nil {

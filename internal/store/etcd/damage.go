@@ -145,7 +145,7 @@ func checkDatabase(ctx context.Context, dir string) (applied uint64, err error) 
 	if err != nil {
 		return 0, damaged(dir, "its database %s cannot be opened: %v", path, err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	applied, err = readDatabase(ctx, db, info.Size())
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -212,7 +212,7 @@ func checkLog(dir string, applied uint64) error {
 	if err != nil {
 		return damaged(dir, "its log %s: %v", path, err)
 	}
-	defer w.Close()
+	defer func() { _ = w.Close() }()
 	_, _, entries, err := w.ReadAll()
 	if err != nil {
 		return damaged(dir, "its log %s: %v", path, err)
