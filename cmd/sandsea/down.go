@@ -108,7 +108,7 @@ func (a *app) down(ctx context.Context, cfg serverConfig) error {
 		a.io.Note("down in %s: every sandbox ended; the next start on this directory records it", ui.Took(time.Since(began)))
 		return nil
 	}
-	a.io.Note("down in %s: %d sandboxes ended", ui.Took(time.Since(began)), ended)
+	a.io.Note("down in %s: %s ended", ui.Took(time.Since(began)), sandboxes(ended))
 	return nil
 }
 

@@ -104,7 +104,8 @@ func (a *app) edge(ctx context.Context, cfg serverConfig, join string) (err erro
 	case <-ctx.Done():
 	case err = <-e.lost:
 	}
-	a.io.Note("stopping the edge; %d sandboxes keep running (sandsea edge takes them back,\nsandsea down ends them)", e.running())
+	a.io.Note("stopping the edge; %s (sandsea edge takes them back,\nsandsea down ends them)",
+		counted(e.running(), "sandbox keeps running", "sandboxes keep running"))
 	e.drain(ctx)
 	return err
 }

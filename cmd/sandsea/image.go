@@ -306,7 +306,7 @@ func (a *app) imageInspectCommand() *cobra.Command {
 func (a *app) printImage(img *sandseav1.Image) {
 	cfg := img.GetConfig()
 	a.section("Image", row("name", "%s", img.GetName()), row("digest", "%s", img.GetDigest()), row("source", "%s", imageSource(img)),
-		row("size", "%s", ui.LongSize(imageBytes(img))), row("users", "%d sandboxes", img.GetUsers()),
+		row("size", "%s", ui.LongSize(imageBytes(img))), row("users", "%s", sandboxes(int(img.GetUsers()))),
 		row("made", "%s ago", span.Short(a.now().Sub(img.GetCreatedAt().AsTime()))))
 	a.section("Config", row("user", "%s", cfg.GetUser()), row("workdir", "%s", cfg.GetWorkdir()), row("env", "%s", strings.Join(cfg.GetEnv(), " ")),
 		row("entrypoint", "%s", quoted(cfg.GetEntrypoint())), row("cmd", "%s", quoted(cfg.GetCmd())))
@@ -432,7 +432,7 @@ func (a *app) imageComposeCommand() *cobra.Command {
 			if a.json {
 				return printJSON(a.io.Out, document("sandsea.image/1", img))
 			}
-			a.io.Note("%s: %d layers, %s", ui.Text(img.GetName()), len(img.GetLayers()), ui.LongSize(imageBytes(img)))
+			a.io.Note("%s: %s, %s", ui.Text(img.GetName()), counted(len(img.GetLayers()), "layer", "layers"), ui.LongSize(imageBytes(img)))
 			fmt.Fprintln(a.io.Out, img.GetDigest())
 			return nil
 		},

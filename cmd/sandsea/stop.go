@@ -143,11 +143,13 @@ const freshFor = 10 * time.Second
 // stopBatch is how many ids the server takes in one request.
 const stopBatch = 10_000
 
-func sandboxes(n int) string {
+func sandboxes(n int) string { return counted(n, "sandbox", "sandboxes") }
+
+func counted(n int, one, many string) string {
 	if n == 1 {
-		return "1 sandbox"
+		return "1 " + one
 	}
-	return fmt.Sprintf("%d sandboxes", n)
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 func (s stopper) list(ids []string) {

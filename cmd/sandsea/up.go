@@ -92,7 +92,8 @@ func (a *app) up(ctx context.Context, cfg serverConfig) (err error) {
 	if err := s.await(ctx, e.lost); err != nil {
 		return err
 	}
-	a.io.Note("stopping daemons; %d sandboxes keep running (sandsea up takes them back,\nsandsea down ends them)", e.running())
+	a.io.Note("stopping daemons; %s (sandsea up takes them back,\nsandsea down ends them)",
+		counted(e.running(), "sandbox keeps running", "sandboxes keep running"))
 	// Both at once: a call through the API is one of the edge too.
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -106,7 +107,7 @@ func (a *app) describeNode(e *edge) {
 	c := e.caps
 	kept := ""
 	if n := e.running(); n > 0 {
-		kept = fmt.Sprintf(", %d sandboxes kept running", n)
+		kept = ", " + sandboxes(n) + " kept running"
 	}
 	a.io.Note("  node       %s: %d CPUs, %s, Linux %s, cgroup %s%s", e.id.Name, c.CPUs, ui.LongSize(c.Memory), c.Kernel, c.Cgroup, kept)
 	line, _ := probe.Summary(c)
