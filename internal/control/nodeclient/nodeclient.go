@@ -4,7 +4,7 @@
 // It speaks Connect over HTTP/1.1 on a pool of kept connections: each stream has a connection of its own, so that no
 // stream waits for another's window, and nothing is compressed on a path that is a socket or a fast network. Between
 // machines it is TLS with the cluster's certificates, and the node at an address must be the one that is meant. Streams
-// have no time limit but their context's. Safe for concurrent use.
+// have no time limit but their context's and that of a machine that has fallen silent. Safe for concurrent use.
 package nodeclient
 
 import (
@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,10 +25,14 @@ import (
 	"github.com/sandsea/sandsea/api/node/v1/nodev1connect"
 	"github.com/sandsea/sandsea/api/sandsea/v1/sandseav1connect"
 	"github.com/sandsea/sandsea/internal/cluster"
+	"github.com/sandsea/sandsea/internal/linux/tcp"
 )
 
 const (
 	dialLimit = 2 * time.Second
+	// lineLimit is how long a machine may be silent before the calls that are on their way to it break: twice the time
+	// after which its node counts as unreachable.
+	lineLimit = 20 * time.Second
 	idleConns = 1024
 	bufSize   = 64 << 10
 	// maxMessage bounds an answer: two inline streams of 64 MiB and what goes around them.
@@ -86,7 +91,7 @@ func (p *Pool) Client(address, name string) (*Client, error) {
 		return nil, errdefs.New(errdefs.FailedPrecondition, "node address "+address,
 			"is on another machine, and this server belongs to no cluster").WithHint("Use sandsea server in place of sandsea up")
 	}
-	dialer := &net.Dialer{Timeout: dialLimit, KeepAlive: 15 * time.Second}
+	dialer := &net.Dialer{Timeout: dialLimit}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dialer.DialContext(ctx, network, target)
@@ -95,6 +100,8 @@ func (p *Pool) Client(address, name string) (*Client, error) {
 		DisableCompression: true, WriteBufferSize: bufSize, ReadBufferSize: bufSize,
 	}
 	if network == "tcp" {
+		dialer.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: lineLimit / 2, Interval: lineLimit / 8, Count: 4}
+		dialer.Control = func(_, _ string, c syscall.RawConn) error { return tcp.GiveUp(c, lineLimit) }
 		transport.TLSClientConfig = p.id.DialNode(name)
 	}
 	httpClient := &http.Client{Transport: unbroken{transport}}
