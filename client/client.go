@@ -21,6 +21,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -59,7 +60,8 @@ type Client struct {
 	Nodes     sandseav1connect.NodeServiceClient
 	IAM       sandseav1connect.IAMServiceClient
 
-	url string
+	url    string
+	taking sync.WaitGroup // creates that are being taken back
 }
 
 // New makes a client. It does not connect: a server that is away shows at the first call.

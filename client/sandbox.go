@@ -39,9 +39,25 @@ func (c *Client) Create(ctx context.Context, spec *sandseav1.SandboxSpec, key st
 		return c.Sandbox(res.Msg.GetSandbox().GetId()), nil
 	}
 	if key == "" && ctx.Err() != nil {
-		go c.takeBack(context.WithoutCancel(ctx), spec, sent)
+		c.taking.Go(func() { c.takeBack(context.WithoutCancel(ctx), spec, sent) })
 	}
 	return nil, unsure(err, key)
+}
+
+// Settle waits until what creates made whose callers gave up has been ended again, for a program that is about to end and
+// has no call under way. An error is why ctx ended first.
+func (c *Client) Settle(ctx context.Context) error {
+	settled := make(chan struct{})
+	go func() {
+		c.taking.Wait()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (c *Client) create(ctx context.Context, spec *sandseav1.SandboxSpec, key string) (

@@ -34,6 +34,8 @@ type app struct {
 	left atomic.Pointer[string]
 	// atExit, when set, gives the terminal back before the program leaves at once.
 	atExit atomic.Pointer[func()]
+	// clients are those that were made, for settle.
+	clients []*client.Client
 	// callLimit is how long a call that is no stream may take.
 	callLimit time.Duration
 }
@@ -47,6 +49,9 @@ func run(args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
+	if ctx.Err() != nil {
+		a.settle(context.WithoutCancel(ctx))
+	}
 	return a.exitCode(ctx, cmd, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -41,7 +42,7 @@ type serverKey struct{}
 //	running N         waits until N commands run
 //	end ID CAUSE      ends a sandbox
 //	fail CALL KIND    lets the node's CALL fail from now on
-//	hold CALL         lets the node's CALL hang from now on
+//	hold CALL [TIME]  lets the node's CALL hang from now on, for that long
 //	works             takes fail and hold back
 //	cutlinks          breaks every stream
 //	reboot            lets the node forget its sandboxes
@@ -127,17 +128,29 @@ func failCall(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func holdCall(ts *testscript.TestScript, _ bool, args []string) {
-	testserverHolds(serverOf(ts), args[0])
+	limit := forever
+	if len(args) > 1 {
+		var err error
+		limit, err = time.ParseDuration(args[1])
+		ts.Check(err)
+	}
+	testserverHolds(serverOf(ts), args[0], limit)
 }
 
-// testserverHolds lets the node's call hang from now on.
-func testserverHolds(s *testserver.Server, held string) {
+const forever = time.Duration(math.MaxInt64)
+
+// testserverHolds lets the node's call hang from now on, for so long.
+func testserverHolds(s *testserver.Server, held string, limit time.Duration) {
 	s.Edge.Before(func(ctx context.Context, call string) error {
 		if call != held {
 			return nil
 		}
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case <-time.After(limit):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	})
 }
 

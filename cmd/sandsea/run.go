@@ -26,6 +26,8 @@ const (
 	readyLimit = 30 * time.Second
 	// stopLimit is how long the server takes at most for a stop, beside the grace.
 	stopLimit = 30 * time.Second
+	// settleLimit is how long an interrupted program waits for the server before it leaves something behind.
+	settleLimit = 5 * time.Second
 )
 
 func (a *app) runCommand() *cobra.Command {

@@ -119,7 +119,23 @@ func (a *app) client() (*client.Client, error) {
 	cfg.HTTP = &http.Client{Transport: &limited{
 		a: a, limit: limit, debug: os.Getenv("SANDSEA_DEBUG") == "1", next: client.Transport(),
 	}}
-	return client.New(cfg)
+	c, err := client.New(cfg)
+	if err == nil {
+		a.clients = append(a.clients, c)
+	}
+	return c, err
+}
+
+// settle waits, after an interrupt, until sandboxes whose creates it cut off are gone.
+func (a *app) settle(ctx context.Context) {
+	ctx, stop := context.WithTimeoutCause(ctx, settleLimit, errdefs.Deadline)
+	defer stop()
+	defer a.io.Waiting("the sandbox to be stopped again", settleLimit)()
+	for _, c := range a.clients {
+		if c.Settle(ctx) != nil {
+			a.undone = "a sandbox may have been made: sandsea ls"
+		}
+	}
 }
 
 // limited bounds the calls that are no streams, and tells of each when asked to.

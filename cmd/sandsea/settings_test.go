@@ -80,7 +80,7 @@ func TestDebugTellsOfCallsAndNoSecrets(t *testing.T) {
 
 func TestACallHasALimit(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
-	testserverHolds(s, "create")
+	testserverHolds(s, "create", forever)
 	for timeout, want := range map[string]string{
 		"50ms": `^sandsea: create: no answer in 50 ms, it may exist\. Ask again with the same key: --key k-1\n$`,
 		"soon": `^sandsea: timeout soon: is no time span; write it as 30s or 2m\. See where it is set: sandsea config\n$`,
