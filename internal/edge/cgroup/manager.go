@@ -57,6 +57,9 @@ type place struct {
 	v2     bool
 }
 
+// groupPrefix begins the name of each edge's directory in each tree.
+const groupPrefix = "sandsea-"
+
 // Manager owns the groups of one edge.
 type Manager struct {
 	name   string // "sandsea-TAG"
@@ -87,9 +90,32 @@ func Open(cfg Config) (*Manager, error) {
 	return open(cfg, findMounts(table))
 }
 
+// Tags lists, of all edges of this machine that have groups, the tags that begin so. None without a v2 tree.
+func Tags(prefix string) ([]string, error) {
+	table, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	v2 := findMounts(table).v2
+	if v2 == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(v2)
+	if err != nil {
+		return nil, fmt.Errorf("list control groups: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if tag, ours := strings.CutPrefix(e.Name(), groupPrefix); ours && strings.HasPrefix(tag, prefix) {
+			out = append(out, tag)
+		}
+	}
+	return out, nil
+}
+
 func open(cfg Config, found mounts) (_ *Manager, err error) {
 	m := &Manager{
-		name: "sandsea-" + cfg.Tag, log: cfg.Log, at: map[string]place{}, lacks: map[string]string{},
+		name: groupPrefix + cfg.Tag, log: cfg.Log, at: map[string]place{}, lacks: map[string]string{},
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

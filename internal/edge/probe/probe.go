@@ -156,13 +156,16 @@ func Machine(ctx context.Context, dir string, log *slog.Logger) (_ node.Capabili
 		}
 		dir = filepath.Dir(dir)
 	}
-	scratch, err := os.MkdirTemp(dir, ".sandsea-doctor-")
+	if err := sweep(ctx, dir, log); err != nil {
+		return node.Capabilities{}, fmt.Errorf("remove what a killed sandsea doctor has left: %w", err)
+	}
+	scratch, err := os.MkdirTemp(dir, fmt.Sprintf("%s%d-", scratchPrefix, os.Getpid()))
 	if err != nil {
 		return node.Capabilities{}, fmt.Errorf("try the file system of %s: %w", dir, err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	cfg := Config{Dir: scratch, Log: log}
-	cfg.Cgroup, cfg.CgroupErr = cgroup.Open(cgroup.Config{Tag: fmt.Sprintf("doctor-%d", os.Getpid()), Log: log})
+	cfg.Cgroup, cfg.CgroupErr = cgroup.Open(cgroup.Config{Tag: tagPrefix + strconv.Itoa(os.Getpid()), Log: log})
 	if cfg.CgroupErr == nil {
 		defer func() {
 			undo, stop := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errLimit)
@@ -175,6 +178,44 @@ func Machine(ctx context.Context, dir string, log *slog.Logger) (_ node.Capabili
 		defer func() { err = errors.Join(err, cfg.Upper.Destroy()) }()
 	}
 	return Run(ctx, cfg), nil
+}
+
+// The names of what Machine makes, before its process id.
+const (
+	scratchPrefix = ".sandsea-doctor-"
+	tagPrefix     = "doctor-"
+)
+
+// sweep removes the groups, and the scratch directories below dir, of processes that were killed in Machine.
+func sweep(ctx context.Context, dir string, log *slog.Logger) error {
+	var errs []error
+	tags, err := cgroup.Tags(tagPrefix)
+	errs = append(errs, err)
+	for _, tag := range tags {
+		if !dead(strings.TrimPrefix(tag, tagPrefix)) {
+			continue
+		}
+		groups, err := cgroup.Open(cgroup.Config{Tag: tag, Log: log})
+		if err == nil {
+			err = groups.Destroy(ctx)
+		}
+		errs = append(errs, err)
+	}
+	entries, err := os.ReadDir(dir)
+	errs = append(errs, err)
+	for _, e := range entries {
+		name, ours := strings.CutPrefix(e.Name(), scratchPrefix)
+		if pid, _, ok := strings.Cut(name, "-"); ours && ok && dead(pid) {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// dead reports whether no process has this number.
+func dead(pid string) bool {
+	n, err := strconv.Atoi(pid)
+	return err == nil && n > 0 && errors.Is(syscall.Kill(n, 0), syscall.ESRCH)
 }
 
 // Summary is the last line of `sandsea doctor`: what of the promises of the container backend holds, and whether all

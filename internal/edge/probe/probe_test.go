@@ -3,7 +3,10 @@ package probe
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -11,12 +14,21 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/edge/cgroup"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/testkit/leak"
 	"github.com/sandsea/sandsea/internal/testkit/require"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-func TestMain(m *testing.M) { os.Exit(leak.Main(m)) }
+// TestMain is also a probe that is killed, of the directory SANDSEA_TEST_PROBE.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("SANDSEA_TEST_PROBE"); dir != "" {
+		_, _ = Machine(context.Background(), dir, slog.New(slog.DiscardHandler))
+		return
+	}
+	os.Exit(leak.Main(m))
+}
 
 var features = []string{
 	node.FeatureMemory, node.FeatureCPU, node.FeaturePids, node.FeatureDisk, node.FeatureOpenFiles, node.FeatureOutput,
@@ -137,5 +149,62 @@ func TestSummary(t *testing.T) {
 				t.Errorf("%q, %v", line, good)
 			}
 		})
+	}
+}
+
+func TestWhatAKilledProbeLeftGoesWithTheNext(t *testing.T) {
+	require.Root(t)
+	require.Feature(t, "cgroup2")
+	dir := t.TempDir()
+	left := func(pid int) (out []string) {
+		t.Helper()
+		tags, err := cgroup.Tags(fmt.Sprintf("%s%d", tagPrefix, pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			out = append(out, e.Name())
+		}
+		return append(out, tags...)
+	}
+	pid := 0
+	for range 10 { // one that ends before it is killed leaves nothing
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), "SANDSEA_TEST_PROBE="+dir)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		pid = cmd.Process.Pid
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = cmd.Wait()
+		}()
+		wait.For(limit, func() bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return len(left(pid)) == 2
+			}
+		})
+		_ = cmd.Process.Kill()
+		<-ended
+		if len(left(pid)) == 2 {
+			break
+		}
+	}
+	if got := left(pid); len(got) != 2 {
+		t.Fatalf("it left %q", got)
+	}
+	if _, err := Machine(t.Context(), dir, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(pid); len(got) > 0 {
+		t.Errorf("left: %q", got)
 	}
 }
