@@ -25,8 +25,9 @@ down)
 esac
 """
 PROGRAM = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from demo import server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who tests in the background ignores it
 with server.up(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])):
     try:
         print("up", flush=True)

@@ -785,11 +785,15 @@ def test_sync_d7_an_interrupt_kills_the_tree(box: Box) -> None:
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        box.run("touch /up; sleep 77")
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background ignores it
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            box.run("touch /up; sleep 77")
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "sleep 77" not in box.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
 
 
