@@ -318,7 +318,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// Exec is the group of one command and of all that descends from it.
+// Exec is the group of one command and of all that descends from it. What meets its end, so that the group goes while the
+// call is under way, is no error.
 type Exec struct {
 	// Dir is the open v2 directory, KillFile its open cgroup.kill. Both stay the Exec's.
 	Dir      *os.File
@@ -356,14 +357,14 @@ func (g *Group) Exec(number int64, uidBase uint32) (_ *Exec, err error) {
 }
 
 // Kill ends every process of the command, at once and surely.
-func (e *Exec) Kill() error { return kill(e.Dir) }
+func (e *Exec) Kill() error { return over(kill(e.Dir)) }
 
 // Signal sends sig to every process of the command, those it forks meanwhile included. SIGKILL is Kill.
 func (e *Exec) Signal(sig int) error {
 	if syscall.Signal(sig) == syscall.SIGKILL {
 		return e.Kill()
 	}
-	return ignoreGone(cgroupfs.Signal(e.Dir, sig))
+	return over(cgroupfs.Signal(e.Dir, sig))
 }
 
 // CPU is the time that the command and its descendants used, those that ended included.
@@ -372,13 +373,20 @@ func (e *Exec) CPU() (time.Duration, error) { return cpuTime(e.Dir) }
 // Pids lists the command's processes on the host.
 func (e *Exec) Pids() ([]int, error) {
 	pids, err := cgroupfs.Procs(e.Dir)
-	return pids, ignoreGone(err)
+	return pids, over(err)
 }
 
 // Populated reports whether any process is left.
 func (e *Exec) Populated() (bool, error) {
 	n, _, err := cgroupfs.ReadKey(e.Dir, "cgroup.events", "populated")
-	return n != 0, ignoreGone(err)
+	return n != 0, over(err)
+}
+
+func over(err error) error {
+	if errors.Is(err, os.ErrClosed) {
+		return nil
+	}
+	return ignoreGone(err)
 }
 
 // Remove gives the group back and closes the Exec. Processes that are left live on in it: it goes when a later command

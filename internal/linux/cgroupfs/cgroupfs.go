@@ -215,15 +215,16 @@ func openat(dir *os.File, name string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// at runs do with the descriptor of dir, which stays open meanwhile, and puts the path into its error.
+// at runs do with the descriptor of dir, which stays open meanwhile, and puts the path into its error: fs.ErrClosed when
+// dir is closed.
 func at(op string, dir *os.File, name string, do func(fd int) error) error {
 	rc, err := dir.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var inner error
-	if err := rc.Control(func(fd uintptr) { inner = do(int(fd)) }); err != nil {
-		return err
+	if rc.Control(func(fd uintptr) { inner = do(int(fd)) }) != nil {
+		inner = fs.ErrClosed
 	}
 	if inner != nil {
 		return &fs.PathError{Op: op, Path: dir.Name() + "/" + name, Err: inner}
