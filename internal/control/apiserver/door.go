@@ -246,7 +246,8 @@ func packed(h http.Header) bool {
 }
 
 // readBody takes the one message of a request in, within a limit of size and time, checks JSON strictly and counts the
-// entries of a binary message. Handlers see the same bytes. What is packed or framed its codec checks. A stream from the client is read by its handler, frame by frame.
+// entries of a binary message. Handlers see the same bytes. What is packed or framed its codec checks. A stream from the
+// client is read by its handler, frame by frame.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, c call) error {
 	tooLarge := errdefs.New(errdefs.Invalid, "", "the body is larger than %d MiB", c.body>>20).
 		WithField("", fmt.Sprintf("%d MiB", c.body>>20)).WithHint("Send large data as a file: sandsea cp")

@@ -1,10 +1,11 @@
 // Package peers gets the layers that a node lacks from nodes that have them.
 //
-// It owns the search (the registrations in the store, in a random order), the transfer (node.v1 ReadBlob, resumed at its
-// offset when a line breaks, from the same node or another) and the bound on how many run at once. A blob is in the
-// store only when its digest is right, whoever sent it. Who alone sent a wrong one is not asked for it again; of several
-// nobody knows who was wrong, so each is asked for all of it. However many ask for one layer, it is fetched once; a fetch goes
-// on when they have all gone, so that who asks again finds more of it. It deletes nothing: the collector does.
+// It owns the search (the registrations in the store, in a random order), the transfer (node.v1 ReadBlob, resumed at
+// its offset when a line breaks, from the same node or another) and the bound on how many run at once. A blob is in the
+// store only when its digest is right, whoever sent it. Who alone sent a wrong one is not asked for it again; of
+// several nobody knows who was wrong, so each is asked for all of it. However many ask for one layer, it is fetched
+// once; a fetch goes on when they have all gone, so that who asks again finds more of it. It deletes nothing: the
+// collector does.
 //
 // Everything may be called at once. Close ends the fetches.
 package peers
