@@ -1,8 +1,10 @@
 package mirror
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 
@@ -35,6 +37,45 @@ func SendBytes(w http.ResponseWriter, r *http.Request, c *Caller, a Artefact, co
 		}
 	}
 	c.Report(a)
+}
+
+// SendWritten answers a GET or HEAD with a document that is too large to be held, written for this caller as it is read,
+// and reports it. The errors of out may be left to the end: it is flushed. When write fails, the connection is broken and
+// SendWritten does not return.
+func SendWritten(w http.ResponseWriter, r *http.Request, c *Caller, a Artefact, contentType string, from cache.Source,
+	write func(out *bufio.Writer) error,
+) {
+	a.Source = string(from)
+	w.Header().Set("Content-Type", contentType)
+	if r.Method == http.MethodHead {
+		c.Report(a)
+		return
+	}
+	body := &counter{w: w}
+	out := bufio.NewWriterSize(body, 64<<10)
+	err := write(out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if a.Bytes = body.n; err != nil {
+		a.Error = err.Error()
+		c.Report(a)
+		panic(http.ErrAbortHandler) // a part is out: only a broken connection tells that it is not all
+	}
+	c.Report(a)
+}
+
+// counter counts a body.
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+// Write implements io.Writer.
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
 }
 
 // Fail answers for what could not be had, with a status that package clients understand: 404 for what upstream does not

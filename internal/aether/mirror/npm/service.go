@@ -249,36 +249,9 @@ func (s *Service) list(w http.ResponseWriter, r *http.Request, c *mirror.Caller,
 		mirror.SendBytes(w, r, c, a, typeAbbreviated, body, p.from)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	a.Source = string(p.from)
-	if r.Method == http.MethodHead {
-		c.Report(a)
-		return
-	}
-	out := &counter{w: w}
-	buf := bufio.NewWriterSize(out, 64<<10)
-	err := p.full(c.Base, p.read(r.Context()), buf)
-	if err == nil {
-		err = buf.Flush()
-	}
-	if a.Bytes = out.n; err != nil {
-		a.Error = err.Error()
-		c.Report(a)
-		panic(http.ErrAbortHandler) // a part is out: only a broken connection tells that it is not all
-	}
-	c.Report(a)
-}
-
-type counter struct {
-	w io.Writer
-	n int64
-}
-
-// Write implements io.Writer.
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
+	mirror.SendWritten(w, r, c, a, "application/json", p.from, func(out *bufio.Writer) error {
+		return p.full(c.Base, p.read(r.Context()), out)
+	})
 }
 
 // wantsAbbreviated tells whether the client asks for what installers need; npm names both forms, that one first.

@@ -227,32 +227,9 @@ func (s *Service) list(w http.ResponseWriter, r *http.Request, c *mirror.Caller)
 		}
 	}
 	w.Header().Set("Cache-Control", "no-cache")
-	w.Header().Set("Content-Type", withCharset(contentType))
-	if r.Method == http.MethodHead {
-		c.Report(a)
-		return
-	}
-	out := &counter{w: w}
-	err := s.writeList(r.Context(), bufio.NewWriterSize(out, 64<<10), c, objects, contentType == typeJSON)
-	if a.Bytes = out.n; err != nil {
-		a.Error = err.Error()
-		c.Report(a)
-		panic(http.ErrAbortHandler) // a part is out: only a broken connection tells that it is not all
-	}
-	c.Report(a)
-}
-
-// counter counts a body.
-type counter struct {
-	w io.Writer
-	n int64
-}
-
-// Write implements io.Writer.
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
+	mirror.SendWritten(w, r, c, a, withCharset(contentType), cache.Source(a.Source), func(out *bufio.Writer) error {
+		return s.writeList(r.Context(), out, c, objects, contentType == typeJSON)
+	})
 }
 
 // writeList writes the projects of upstreams' lists that the caller's world has, each once.
@@ -262,7 +239,7 @@ func (s *Service) writeList(ctx context.Context, out *bufio.Writer, c *mirror.Ca
 	if asJSON {
 		begin, end = `{"meta":{"api-version":"1.0"},"projects":[`, "]}"
 	}
-	_, _ = out.WriteString(begin) // its errors come with Flush
+	_, _ = out.WriteString(begin) // its errors come when it is flushed
 	first := true
 	seed := maphash.MakeSeed()
 	seen := map[uint64]bool{} // of all lists but the last
@@ -296,7 +273,7 @@ func (s *Service) writeList(ctx context.Context, out *bufio.Writer, c *mirror.Ca
 		}
 	}
 	_, _ = out.WriteString(end)
-	return out.Flush()
+	return nil
 }
 
 // readList calls do with the name of each project of upstream's list, reading it as a stream.
