@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/sandsea/sandsea/api/errdefs"
+	"github.com/sandsea/sandsea/internal/testkit/output"
 	"github.com/sandsea/sandsea/internal/testkit/testserver"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -202,32 +202,14 @@ func (p program) run(t *testing.T) ran {
 type follower struct {
 	t    *testing.T
 	cmd  *exec.Cmd
-	out  *syncBuffer
-	errs *syncBuffer
-}
-
-// syncBuffer is a buffer that is read while it is written.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+	out  *output.Buffer
+	errs *output.Buffer
 }
 
 // following starts a program that follows something of the server.
 func following(t *testing.T, p program) *follower {
 	t.Helper()
-	f := &follower{t: t, cmd: exec.Command("sandsea", p.args...), out: &syncBuffer{}, errs: &syncBuffer{}}
+	f := &follower{t: t, cmd: exec.Command("sandsea", p.args...), out: &output.Buffer{}, errs: &output.Buffer{}}
 	f.cmd.Env = surroundings(t, p.env)
 	f.cmd.Stdout, f.cmd.Stderr = f.out, f.errs
 	if err := f.cmd.Start(); err != nil {

@@ -14,11 +14,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/sandsea/sandsea/internal/linux/tty"
+	"github.com/sandsea/sandsea/internal/testkit/output"
 	"github.com/sandsea/sandsea/internal/testkit/server"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -47,26 +47,8 @@ type newcomer struct {
 	env    []string
 	daemon *exec.Cmd
 	gone   chan struct{} // closed when daemon has ended
-	log    shared
+	log    output.Buffer
 	path   time.Duration // from the clone to the first output, by what leads there
-}
-
-// shared is text that one goroutine writes and others read.
-type shared struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (s *shared) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *shared) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func (n *newcomer) short() bool { return n.binary != "" }
@@ -360,7 +342,7 @@ func (n *newcomer) mistakes(ctx context.Context, line string) error {
 		return fmt.Errorf("a typo: %s", o)
 	}
 	cmd := n.command(ctx, "exec "+strings.TrimPrefix(line, "sudo "))
-	var said shared
+	var said output.Buffer
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		return err
@@ -535,7 +517,7 @@ func (n *newcomer) shell(ctx context.Context, vars string) error {
 type person struct {
 	cmd  *exec.Cmd
 	pty  *os.File
-	seen shared
+	seen output.Buffer
 	done chan struct{}
 }
 
@@ -640,7 +622,7 @@ func (n *newcomer) sdk(ctx context.Context) error {
 // killed is step 9: the daemon dies under a command that runs, and nothing is lost.
 func (n *newcomer) killed(ctx context.Context) error {
 	cmd := n.command(ctx, "exec build/sandsea run -- sh -c 'i=0; while [ $i -lt 40 ]; do i=$((i + 1)); echo $i; sleep 0.2; done; exit 9'")
-	var out, errs shared
+	var out, errs output.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
 		return err

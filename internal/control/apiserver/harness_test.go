@@ -1,7 +1,6 @@
 package apiserver_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -29,6 +28,7 @@ import (
 	"github.com/sandsea/sandsea/internal/store"
 	"github.com/sandsea/sandsea/internal/store/keys"
 	"github.com/sandsea/sandsea/internal/store/mem"
+	"github.com/sandsea/sandsea/internal/testkit/output"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
@@ -46,25 +46,7 @@ type house struct {
 	url     string
 	token   string
 	http    *http.Client
-	logs    logs
-}
-
-// logs keeps what a server logs.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	logs    output.Buffer
 }
 
 type option func(*fakeedge.Config)

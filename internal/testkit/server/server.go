@@ -21,13 +21,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/internal/linux/netns"
+	"github.com/sandsea/sandsea/internal/testkit/output"
 	"github.com/sandsea/sandsea/internal/testkit/require"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -56,25 +56,7 @@ type Server struct {
 	config []string
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when cmd has been waited for
-	log    *logBuffer
-}
-
-// logBuffer keeps what the daemon says.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log    *output.Buffer
 }
 
 // homePrefix begins the directories of servers; the pid of the test process follows.
@@ -105,7 +87,7 @@ func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", daemon: cmp.Or(cfg.Daemon, "up"), netns: cfg.NetNS, log: &logBuffer{}}
+	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", daemon: cmp.Or(cfg.Daemon, "up"), netns: cfg.NetNS, log: &output.Buffer{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Down(context.WithoutCancel(ctx)))
