@@ -112,21 +112,6 @@ func (c *client) Spawn(ctx context.Context, s Spec) (Child, error) {
 	seq := c.seq
 	c.waiting[seq] = ch
 	c.mu.Unlock()
-	// After this either read has taken the entry and sent the answer, or nobody ever will.
-	forget := func() {
-		c.mu.Lock()
-		_, mine := c.waiting[seq]
-		delete(c.waiting, seq)
-		c.mu.Unlock()
-		if !mine {
-			select {
-			case a := <-ch:
-				scm.CloseFiles(a.files)
-			default:
-			}
-		}
-	}
-
 	msg, err := request{
 		Kind: kindSpawn, Seq: seq, UIDBase: s.UIDBase, Tasks: uint8(len(s.Tasks)), Sys: s.Sys != nil,
 		NoRoot: s.Root == nil, Name: s.ID,
@@ -135,25 +120,49 @@ func (c *client) Spawn(ctx context.Context, s Spec) (Child, error) {
 		err = c.conn.Send(ctx, msg, files...)
 	}
 	if err != nil {
-		forget()
+		c.forget(seq, ch)
 		if ctx.Err() != nil {
 			// The caller's own end says nothing of the connection, which others use.
 			return Child{}, fmt.Errorf("spawn %s: %w", s.ID, context.Cause(ctx))
 		}
 		return Child{}, unavailable("spawn", err)
 	}
+	return c.await(ctx, s.ID, seq, ch)
+}
+
+// await gives the child of a call that was sent.
+func (c *client) await(ctx context.Context, id string, seq uint64, ch chan answer) (Child, error) {
 	select {
 	case a := <-ch:
-		return child(s.ID, a)
+		return child(id, a)
 	case <-ctx.Done():
-		forget()
-		return Child{}, fmt.Errorf("spawn %s: %w", s.ID, context.Cause(ctx))
+		c.forget(seq, ch)
+		return Child{}, fmt.Errorf("spawn %s: %w", id, context.Cause(ctx))
 	case <-c.gone:
-		forget()
+	}
+	select {
+	case a := <-ch: // it came before the end
+		return child(id, a)
+	default:
 		c.mu.Lock()
-		err := c.err
-		c.mu.Unlock()
-		return Child{}, unavailable("spawn", err)
+		defer c.mu.Unlock()
+		return Child{}, unavailable("spawn", c.err)
+	}
+}
+
+// forget gives a call up: after that, either read has taken the entry and sent the answer, or nobody ever will.
+func (c *client) forget(seq uint64, ch chan answer) {
+	c.mu.Lock()
+	_, mine := c.waiting[seq]
+	delete(c.waiting, seq)
+	c.mu.Unlock()
+	if mine {
+		return
+	}
+	select {
+	case a := <-ch:
+		scm.CloseFiles(a.files)
+	default:
 	}
 }
 

@@ -2,11 +2,15 @@ package spawner
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandsea/sandsea/api/errdefs"
 )
 
 func TestMessagesComeBackAsTheyWent(t *testing.T) {
@@ -50,6 +54,22 @@ func TestMessagesComeBackAsTheyWent(t *testing.T) {
 	got, err := decodeReply(reply{Text: strings.Repeat("x", 2*replySize)}.encode())
 	if err != nil || len(got.Text) != textSize {
 		t.Errorf("a long text has %d bytes, %v", len(got.Text), err)
+	}
+}
+
+// TestAnAnswerBeforeTheEndIsHeard: a spawner that answers and ends is found to have done both.
+func TestAnAnswerBeforeTheEndIsHeard(t *testing.T) {
+	c := &client{gone: make(chan struct{}), err: io.EOF}
+	close(c.gone)
+	ch := make(chan answer, 1)
+	for range 100 {
+		ch <- answer{reply: reply{Errno: syscall.ENOSPC, Text: "no room"}}
+		if _, err := c.await(t.Context(), "s", 1, ch); !errors.Is(err, errdefs.Exhausted) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.await(t.Context(), "s", 1, ch); !errors.Is(err, errdefs.Unavailable) {
+		t.Errorf("no answer: %v", err)
 	}
 }
 

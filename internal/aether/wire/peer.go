@@ -130,11 +130,14 @@ func (p *peer) call(ctx context.Context, k kind, in, out any) (files []*os.File,
 		p.forget(seq, ch)
 		return nil, fmt.Errorf("aether %s: %w", k, context.Cause(ctx))
 	case <-p.gone:
-		p.forget(seq, ch)
-		p.mu.Lock()
-		err := p.err
-		p.mu.Unlock()
-		return nil, unavailable(k, err)
+		select {
+		case r = <-ch: // it came before the end
+		default:
+			p.mu.Lock()
+			err := p.err
+			p.mu.Unlock()
+			return nil, unavailable(k, err)
+		}
 	}
 	if r.Error != nil {
 		scm.CloseFiles(r.files)
@@ -149,7 +152,7 @@ func (p *peer) call(ctx context.Context, k kind, in, out any) (files []*os.File,
 	return r.files, nil
 }
 
-// forget gives a call up: after it either read has taken the entry and sent the answer, or nobody ever will.
+// forget gives a call up: after that, either read has taken the entry and sent the answer, or nobody ever will.
 func (p *peer) forget(seq uint64, ch chan result) {
 	p.mu.Lock()
 	_, mine := p.waiting[seq]
