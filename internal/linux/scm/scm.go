@@ -358,20 +358,19 @@ func Sendmsg(fd int, payload []byte, fds []int) error {
 	}
 }
 
-// Recvmsg receives one message on a bare descriptor; the descriptors are the caller's. oob is scratch space of
-// OobSpace bytes. io.EOF when the other end is closed. With ErrTruncated n is the size of the payload if only the
-// descriptors were cut, as they are when this process can hold no more, else 0.
+// Recvmsg receives one message on a bare descriptor without waiting; the descriptors are the caller's. oob is scratch
+// space of OobSpace bytes. io.EOF when the other end is closed and everything that it sent was received. With ErrTruncated
+// n is the size of the payload if only the descriptors were cut, as they are when this process can hold no more, else 0.
 func Recvmsg(fd int, buf, oob []byte) (n int, fds []int, err error) {
-	var oobn, flags int
-	for {
-		n, oobn, flags, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_CMSG_CLOEXEC)
-		if !errors.Is(err, unix.EINTR) {
-			break
+	n, oobn, flags, err := recvmsg(fd, buf, oob)
+	// The kernel tells of the end although messages are queued when the peer closed with some of ours unread, and when the
+	// peer sent its last one and closed between the kernel's look into the queue and that at the state. After the end
+	// nothing more is queued, so that the second answer is true.
+	if errors.Is(err, unix.ECONNRESET) || err == nil && n == 0 && oobn == 0 {
+		n, oobn, flags, err = recvmsg(fd, buf, oob)
+		if errors.Is(err, unix.EAGAIN) { // no end, but a message of nothing, which looks like it
+			return 0, nil, io.EOF
 		}
-	}
-	if errors.Is(err, unix.ECONNRESET) {
-		// The peer closed with messages of ours unread: as gone as with EOF.
-		return 0, nil, io.EOF
 	}
 	if err != nil {
 		return 0, nil, os.NewSyscallError("recvmsg", err)
@@ -396,6 +395,15 @@ func Recvmsg(fd int, buf, oob []byte) (n int, fds []int, err error) {
 		return n, nil, err
 	}
 	return n, fds, nil
+}
+
+func recvmsg(fd int, buf, oob []byte) (n, oobn, flags int, err error) {
+	for {
+		n, oobn, flags, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if !errors.Is(err, unix.EINTR) {
+			return n, oobn, flags, err
+		}
+	}
 }
 
 // OobSpace is the scratch space that Recvmsg needs.

@@ -204,6 +204,46 @@ func TestTheEndIsEOFAndCloseWakesAReceiver(t *testing.T) {
 	wg.Wait()
 }
 
+// TestWhatCameBeforeTheEndIsReceived: the kernel tells of the end at once, with messages in the queue, to a receiver that
+// left messages unread at the other end, and by chance to one that asks at that moment.
+func TestWhatCameBeforeTheEndIsReceived(t *testing.T) {
+	buf := make([]byte, 100)
+	receive := func(t *testing.T, c *Conn, want ...string) {
+		t.Helper()
+		for _, w := range want {
+			if n, _, err := c.Recv(t.Context(), buf); err != nil || string(buf[:n]) != w {
+				t.Fatalf("got %q, %v, want %q", buf[:n], err, w)
+			}
+		}
+		if _, _, err := c.Recv(t.Context(), buf); !errors.Is(err, io.EOF) {
+			t.Fatalf("after the last: %v", err)
+		}
+	}
+	t.Run("unread at the other end", func(t *testing.T) {
+		a, b := pair(t)
+		for c, words := range map[*Conn][]string{a: {"one", "two"}, b: {"unread"}} {
+			for _, w := range words {
+				if err := c.Send(t.Context(), []byte(w)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = a.Close()
+		receive(t, b, "one", "two")
+	})
+	t.Run("at that moment", func(t *testing.T) {
+		for range 5000 {
+			a, b := pair(t)
+			go func() {
+				_ = a.Send(t.Context(), []byte("last")) // what else comes of it is what the receiver finds
+				_ = a.Close()
+			}()
+			receive(t, b, "last")
+			_ = b.Close()
+		}
+	})
+}
+
 func TestListenReplacesADeadSocketButNotALivingOne(t *testing.T) {
 	for _, name := range []string{"s", strings.Repeat("long/", 30) + "s"} {
 		path := filepath.Join(t.TempDir(), name)
