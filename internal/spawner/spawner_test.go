@@ -458,7 +458,7 @@ func noneLeft(prefix string) error {
 			if strings.Contains(s.Text(), "/"+prefix) {
 				f.Close()
 				// Dead is enough: after the spawner the machine's pid 1 is the one to wait for it, in its own time.
-				if st, err := os.ReadFile(filepath.Dir(p) + "/stat"); err != nil || strings.Contains(string(st), ") Z ") {
+				if dead(filepath.Base(filepath.Dir(p))) {
 					break
 				}
 				return fmt.Errorf("%s: %s", p, s.Text())
@@ -467,6 +467,20 @@ func noneLeft(prefix string) error {
 		f.Close()
 	}
 	return nil
+}
+
+func dead(pid string) bool {
+	n, err := strconv.Atoi(pid)
+	if err != nil {
+		return false
+	}
+	f, err := pidfd.Open(n)
+	if err != nil {
+		return errors.Is(err, os.ErrProcessDone)
+	}
+	defer f.Close()
+	done, err := pidfd.Done(f)
+	return err == nil && done
 }
 
 func TestRunRefusesTheNamespaceOfItsParent(t *testing.T) {

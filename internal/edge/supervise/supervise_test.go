@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/linux/scm"
 )
 
@@ -136,8 +137,13 @@ func config(t *testing.T, mood string) Config[*conn] {
 }
 
 func alive(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(b), ") Z ")
+	f, err := pidfd.Open(pid)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	done, err := pidfd.Done(f) // also before anybody has waited for it, and while somebody does
+	return err == nil && !done
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {
