@@ -22,6 +22,9 @@ import (
 // ackLimit bounds the sending of an acknowledgement, which waits only while the peer is frozen and the socket full.
 const ackLimit = 5 * time.Second
 
+// endLimit bounds the reading of what the inside said before its end.
+const endLimit = 5 * time.Second
+
 var errAckLimit = fmt.Errorf("not acknowledged in %s: %w", ackLimit, context.DeadlineExceeded)
 
 // SetupError says at which step sandsea-init could not make the sandbox.
@@ -405,7 +408,14 @@ func (c *Channel) send(ctx context.Context, m message, files []*os.File, registe
 	}
 	// A full descriptor table or lack of memory hurts this call only.
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrClosed) {
-		c.die(err)
+		// The reader finds the end behind what was said before it.
+		limit := time.NewTimer(endLimit)
+		defer limit.Stop()
+		select {
+		case <-c.done:
+		case <-limit.C:
+			c.die(err)
+		}
 		return c.reason()
 	}
 	return errdefs.New(errdefs.Unavailable, "sandbox", "cannot reach its inside: %v", err).Wrap(err)
@@ -556,6 +566,11 @@ func (c *Channel) Hello(ctx context.Context) (chronus.InForce, []chronus.Process
 	case got := <-g.answer:
 		return got.facts, got.list, nil
 	case <-c.done:
+		select {
+		case got := <-g.answer: // it came before the end
+			return got.facts, got.list, nil
+		default:
+		}
 		return chronus.InForce{}, nil, c.reason()
 	case <-ctx.Done():
 		// The roster may still come, and is then taken for what it is.

@@ -344,6 +344,33 @@ func TestTheEndOfTheInsideEndsEveryCall(t *testing.T) {
 	}
 }
 
+// TestWhatIsSaidBeforeTheEndIsHeard: an inside that says something and ends is found to have done both, also by one who
+// has something to say to it meanwhile.
+func TestWhatIsSaidBeforeTheEndIsHeard(t *testing.T) {
+	for range 100 {
+		c, p := pair(t)
+		go func() {
+			p.roster(running(1))
+			p.conn.Close()
+		}()
+		if _, list, err := c.Hello(within(t)); err != nil || len(list) != 1 {
+			t.Fatalf("a roster: %v, %v", list, err)
+		}
+	}
+	for range 100 {
+		c, p := greetedPair(t, running(1))
+		p.say(ended(1))
+		p.conn.Close()
+		_ = c.Signal(within(t), 1, 0)
+		for e, err := range c.Exits() {
+			if err != nil || e.Number != 1 {
+				t.Fatalf("an end: %+v, %v", e, err)
+			}
+			break
+		}
+	}
+}
+
 func TestACallThatGivesUpLeavesTheLineSound(t *testing.T) {
 	c, p := greetedPair(t)
 	ctx, stop := context.WithCancel(t.Context())
