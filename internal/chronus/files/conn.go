@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandsea/sandsea/api/errdefs"
@@ -179,7 +180,14 @@ func (c *conn) post(ctx context.Context, r request) (*pendingCall, error) {
 		}
 		return nil, cause
 	}
-	c.fail(errGone)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		// What it answered before its end is still read, and then the end.
+		select {
+		case <-c.ended:
+		case <-ctx.Done():
+		}
+	}
+	c.fail(errLost) // the others' requests were sent
 	return nil, errGone
 }
 

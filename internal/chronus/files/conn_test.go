@@ -267,6 +267,43 @@ func TestAHelperThatEndsBeforeItAnswers(t *testing.T) {
 	}
 }
 
+// TestAnAnswerBeforeTheEndIsHeard: a helper that does what it was asked and ends is found to have done so, also when
+// somebody else finds it gone first.
+func TestAnAnswerBeforeTheEndIsHeard(t *testing.T) {
+	for range 100 {
+		asked, ended := make(chan struct{}), make(chan struct{})
+		h := fake(t,
+			func(f *fakeHelper) {
+				o, cookie, _ := f.next()
+				close(asked)
+				f.send(message(o, cookie, 0, 0, 0, ""))
+				_ = f.conn.Close()
+				close(ended)
+			},
+			func(f *fakeHelper) {
+				for {
+					o, cookie, ok := f.next()
+					if !ok {
+						return
+					}
+					errno := 0
+					if o == opUnlink { // it is gone already
+						errno = int(syscall.ENOENT)
+					}
+					f.send(message(o, cookie, errno, 0, 0, ""))
+				}
+			})
+		v := h.As(chronus.IDs{}, "")
+		removed := make(chan error, 1)
+		go func() { removed <- v.Remove(t.Context(), "/x", false) }()
+		<-asked
+		<-ended
+		_, err := v.Stat(t.Context(), "/y", false)
+		must(t, err)
+		must(t, <-removed)
+	}
+}
+
 func TestAHelperThatDoesNotAnswerIsReplaced(t *testing.T) {
 	release := make(chan struct{})
 	h := fake(t,
