@@ -151,7 +151,7 @@ func (s *scratch) end() {
 	for i, gone := range s.gone {
 		select {
 		case <-gone:
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			s.t.Error("a helper outlives its socket")
 			_ = s.procs[i].Process.Kill()
 			<-gone

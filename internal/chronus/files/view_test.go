@@ -321,7 +321,7 @@ func TestNothingBlocksOnPipesSocketsAndDevices(t *testing.T) {
 	must(t, err)
 	defer dir.Close()
 	must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/socket", dir.Fd())}))
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	for name, want := range map[string]string{"pipe": "a named pipe", "socket": "a socket", "device": "a device"} {
 		_, err := readAll(ctx, s.rootUser(), "/tmp/"+name, Range{})
