@@ -201,7 +201,7 @@ func TestAnUpgradeKeepsWhatIsHeld(t *testing.T) {
 	if diff := cmp.Diff(want, all(t, c)); diff != "" {
 		t.Errorf("held (-before +after):\n%s", diff)
 	}
-	if !eventually(5*time.Second, func() bool { return descriptors(t, pid) == before }) {
+	if !eventually(20*time.Second, func() bool { return descriptors(t, pid) == before }) {
 		t.Errorf("%d descriptors, before %d", descriptors(t, pid), before)
 	}
 	l := listen(c)
