@@ -262,7 +262,7 @@ func TestAWaitingReaderIsWokenByOneWriteAndByItsContext(t *testing.T) {
 		if len(p.Data) != 5 {
 			t.Errorf("%d bytes", len(p.Data))
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("not woken")
 	}
 }

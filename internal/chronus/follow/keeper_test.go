@@ -98,7 +98,7 @@ func TestASlowReaderHoldsUpNobody(t *testing.T) {
 	w.Close()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the writer was held up")
 	}
 	close(written)

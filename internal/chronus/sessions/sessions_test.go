@@ -531,7 +531,7 @@ func TestInputOfAnySize(t *testing.T) {
 func TestATimeLimitKillsTheTreeAndReturnsTheOutputSoFar(t *testing.T) {
 	r := newRig(t)
 	s := cmd("tree", "60")
-	s.Command.Timeout = 200 * time.Millisecond
+	s.Command.Timeout = time.Second
 	begin := time.Now()
 	a := r.run(s)
 	if !a.Result.TimedOut || a.Result.ExitCode != 124 || a.Result.Signal != 9 {
@@ -575,7 +575,7 @@ func TestDeathBySignalIsNeverATimeOut(t *testing.T) {
 func TestAKillShortlyBeforeTheLimitIsNoTimeOut(t *testing.T) {
 	r := newRig(t)
 	s := cmd("oom")
-	s.Command.Timeout = 300 * time.Millisecond
+	s.Command.Timeout = 450 * time.Millisecond
 	if res := r.run(s).Result; res.TimedOut || !res.OOM || res.ExitCode != 137 || res.Wall >= s.Command.Timeout {
 		t.Fatalf("%+v", res)
 	}
@@ -583,15 +583,14 @@ func TestAKillShortlyBeforeTheLimitIsNoTimeOut(t *testing.T) {
 
 func TestACommandThatEndsBeforeItsLimitLeavesItsChildrenAlone(t *testing.T) {
 	r := newRig(t)
-	s := cmd("background", "3")
-	s.Command.Timeout = 1500 * time.Millisecond
-	begin := time.Now()
+	s := cmd("background", "4")
+	s.Command.Timeout = 2500 * time.Millisecond
 	a := r.run(s)
 	if a.Result.ExitCode != 0 || string(a.Stdout.Head) != "hi\n" {
 		t.Fatalf("%+v %q", a.Result, a.Stdout.Head)
 	}
-	if d := time.Since(begin); d > 2500*time.Millisecond {
-		t.Errorf("the answer waited %s for a child that holds the pipe", d)
+	if r.world.Tasks(r.id) != 1 {
+		t.Error("the answer waited for a child that holds the pipe")
 	}
 	wait.Until(t, patience, func() bool {
 		out, _ := r.attach(a.Number, 0, true)
@@ -824,7 +823,7 @@ func TestASendThatTheCommandDoesNotReadEndsWithItsCaller(t *testing.T) {
 	s := cmd("sleep", "60")
 	s.Stream = true
 	n := r.launch(s).Number
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	const most = 2 << 20 // more than any pipe holds
 	next, err := r.table.SendInput(ctx, n, 0, make([]byte, most))
@@ -946,12 +945,13 @@ func TestSixtyFourCommandsAtOnce(t *testing.T) {
 func TestAnEdgeThatIsKilledLosesNothing(t *testing.T) {
 	r := newRig(t)
 	const lines = 300
+	r.launch(cmd("sleep", "60")) // runs all the while
 	talker := r.launch(cmd("tick", fmt.Sprint(lines), "0.002")).Number
 	quick := cmd("exit", "3")
 	quick.Key = "quick"
 	sleeper := cmd("sleep", "0.2")
 	limited := cmd("tree", "60")
-	limited.Command.Timeout = 300 * time.Millisecond
+	limited.Command.Timeout = 600 * time.Millisecond
 	sn, ln := r.launch(sleeper).Number, r.launch(limited).Number
 	for range 4 {
 		r.kill()
@@ -976,7 +976,7 @@ func TestAnEdgeThatIsKilledLosesNothing(t *testing.T) {
 	if out, end := r.attach(ln, 0, false); !end.Result.TimedOut || out != "so far\n" {
 		t.Fatalf("%q %+v", out, end.Result)
 	}
-	if n := r.world.Spawns(r.id, 4); n != 1 {
+	if n := r.world.Spawns(r.id, 5); n != 1 {
 		t.Fatalf("the keyed command ran %d times", n)
 	}
 }

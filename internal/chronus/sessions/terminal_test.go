@@ -276,7 +276,7 @@ func deafRig(t *testing.T) (r *rig, n int64) {
 
 func TestASendToATerminalThatIsNotReadEndsWithItsCaller(t *testing.T) {
 	r, n := deafRig(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	next, err := r.table.SendInput(ctx, n, 0, make([]byte, 1<<20))
 	if !errors.Is(err, errdefs.Deadline) || next == 0 || next > tty.InFlight {
