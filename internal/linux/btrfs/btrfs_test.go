@@ -128,11 +128,11 @@ func TestLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			vol.Close()
-			if err := Destroy(fs, "vol"); err != nil {
-				t.Fatal(err)
-			}
 			free, err := dirfd.Free(fs)
 			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Destroy(fs, "vol"); err != nil {
 				t.Fatal(err)
 			}
 			wait.Until(t, 20*time.Second, func() bool { return DropCount(fs, id) == nil }, "the count is dropped")
