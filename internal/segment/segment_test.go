@@ -332,13 +332,20 @@ func TestTheNewestBytesAreKept(t *testing.T) {
 	wait.Until(t, 30*time.Second, func() bool { return len(files(t, dir, extOpen)) == 1 }, "all packed")
 	appendN(t, l, 2200, most) // what is packed counts as it lies there
 	var total int64
-	for _, f := range files(t, dir, "") {
-		st, err := os.Stat(filepath.Join(dir, f))
-		if err != nil {
-			t.Fatal(err)
+	wait.Until(t, 30*time.Second, func() bool {
+		total = 0
+		for _, f := range files(t, dir, "") {
+			st, err := os.Stat(filepath.Join(dir, f))
+			if errors.Is(err, os.ErrNotExist) {
+				return false // it was packed meanwhile
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			total += st.Size()
 		}
-		total += st.Size()
-	}
+		return true
+	}, "a look at all files")
 	if total < keep || total > keep+2*MaxSize {
 		t.Errorf("%d bytes are there", total)
 	}
