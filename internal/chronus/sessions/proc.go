@@ -377,12 +377,16 @@ func (p *proc) closeLocked() {
 	p.final = true
 }
 
-// wait waits for c within ctx.
+// wait waits for c within ctx. What has come counts, also when ctx has ended meanwhile.
 func (p *proc) wait(ctx context.Context, c <-chan struct{}) error {
 	select {
 	case <-c:
 	case <-ctx.Done():
-		return canceled(ctx, p.object())
+		select {
+		case <-c:
+		default:
+			return canceled(ctx, p.object())
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -686,6 +686,21 @@ func TestACallerWhoLeavesKillsWhatHasNoKey(t *testing.T) {
 	}
 }
 
+// TestAResultThatIsThereIsGiven: a caller whose time ends with the command gets its result, not that it stopped waiting.
+func TestAResultThatIsThereIsGiven(t *testing.T) {
+	r := newRig(t)
+	s := cmd("exit", "3")
+	s.Key = "k"
+	r.run(s)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if a, err := r.table.Run(gone, s, 0); err != nil || a.Result.ExitCode != 3 {
+			t.Fatalf("%+v, %v", a.Result, err)
+		}
+	}
+}
+
 func TestAStartStreamTellsTheStoryInOrder(t *testing.T) {
 	r := newRig(t)
 	var story []string
