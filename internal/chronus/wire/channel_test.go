@@ -40,7 +40,7 @@ func pair(t testing.TB) (*Channel, *peer) {
 }
 
 func within(t testing.TB) context.Context {
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(stop)
 	return ctx
 }
@@ -200,7 +200,7 @@ func TestARosterThatCrossesAnAcknowledgementIsWhole(t *testing.T) {
 		_, list, err := c.Hello(within(t))
 		got <- answer{list, err}
 	}()
-	wait.Until(t, 5*time.Second, func() bool {
+	wait.Until(t, 20*time.Second, func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.hello != nil

@@ -14,7 +14,7 @@ func wait(t *testing.T, x *Watch, what string) {
 	t.Helper()
 	select {
 	case <-x.C():
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatalf("not woken by %s", what)
 	}
 }

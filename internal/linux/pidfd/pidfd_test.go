@@ -40,7 +40,7 @@ func TestWaitReturnsWhenTheProcessEnds(t *testing.T) {
 	if done, err := pidfd.Done(f); err != nil || done {
 		t.Fatalf("Done of a running process = %v, %v", done, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := input.Close(); err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	if err := pidfd.Signal(f, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	ctx2, cancel2 := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx2, cancel2 := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel2()
 	if err := pidfd.Wait(ctx2, f); err != nil {
 		t.Error(err)

@@ -42,7 +42,7 @@ func TestATimerIsReadableWhenItIsDue(t *testing.T) {
 			if err := c.arm(d); err != nil {
 				t.Fatal(err)
 			}
-			if !readable(t, c.t.FD(), 5000) {
+			if !readable(t, c.t.FD(), 20000) {
 				t.Errorf("%s: not readable after %v", c.name, d)
 			}
 			if err := c.t.Clear(); err != nil {
