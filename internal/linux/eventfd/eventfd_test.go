@@ -1,6 +1,7 @@
 package eventfd
 
 import (
+	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,9 @@ func TestAnEventIsReadableBetweenSetAndClear(t *testing.T) {
 	defer e.Close()
 	readable := func() bool {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(e.FD()), Events: unix.POLLIN}}, 0)
+		for errors.Is(err, unix.EINTR) {
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(e.FD()), Events: unix.POLLIN}}, 0)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

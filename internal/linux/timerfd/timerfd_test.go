@@ -1,6 +1,7 @@
 package timerfd
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -10,6 +11,9 @@ import (
 func readable(t *testing.T, fd, ms int) bool {
 	t.Helper()
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, ms)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, ms)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
