@@ -93,7 +93,7 @@ type box struct {
 	started chan struct{} // closed when the create is decided
 	ended   chan struct{} // closed in Ended
 	stored  chan struct{} // closed after the first attempt to tell the store, and in any case once it knows
-	fired   chan struct{} // closed when the keeper said that the hard end has come
+	fired   chan struct{} // closed when the keeper said why it killed the sandbox
 	built   chan struct{} // closed when the backend's Start has returned
 	idle    *idleClock
 
@@ -110,7 +110,7 @@ type box struct {
 	pending  []sandbox.Action        // guarded by mu: found at recovery, to be performed
 	waiting  int                     // guarded by mu: callers of the create that wait
 	visits   map[*visit]struct{}     // guarded by mu: of endpoints, under way
-	isFired  bool                    // guarded by mu
+	word     sandbox.End             // guarded by mu: what the keeper said; no cause: nothing
 	isStored bool                    // guarded by mu: stored is closed
 }
 

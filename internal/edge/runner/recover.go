@@ -150,7 +150,7 @@ func (r *Runner) recoverOne(ctx context.Context, b *box, held Held) error {
 	switch {
 	case held.Fired(b.id):
 		e.Cause = sandbox.CauseTTL
-		r.fire(b)
+		b.hearKill(sandbox.End{Cause: sandbox.CauseTTL})
 	case !held.Knows(b.id):
 		e.Cause, e.Detail = sandbox.CauseInfraOrphaned, "neither the node's daemon nor its keeper was there"
 	}
@@ -357,11 +357,8 @@ func (r *Runner) hear(e keeper.Event) {
 	}
 	switch {
 	case e.Kind == keeper.Overflow:
-		r.wg.Go(func() {
-			r.end(b, sandbox.Event{
-				Kind: sandbox.EventStop, Cause: sandbox.CauseOutputLimit, By: sandbox.ByPlatform,
-				Detail: fmt.Sprintf("stream %d of process %d", e.Stream, e.Key.Number),
-			})
+		r.killed(b, sandbox.End{
+			Cause: sandbox.CauseOutputLimit, Detail: fmt.Sprintf("stream %d of process %d", e.Stream, e.Key.Number),
 		})
 	case e.Key.Number > 0:
 		b.mu.Lock()
@@ -371,19 +368,25 @@ func (r *Runner) hear(e keeper.Event) {
 			t.Event(e)
 		}
 	case e.Kind == keeper.Fired:
-		r.fire(b)
-		r.wg.Go(func() {
-			r.end(b, sandbox.Event{Kind: sandbox.EventStop, Cause: sandbox.CauseTTL, By: sandbox.ByPlatform})
-		})
+		r.killed(b, sandbox.End{Cause: sandbox.CauseTTL})
 	}
 	// Died is seen by the instance too, with evidence.
 }
 
-func (r *Runner) fire(b *box) {
+// killed ends a sandbox that the keeper has killed.
+func (r *Runner) killed(b *box, why sandbox.End) {
+	b.hearKill(why)
+	r.wg.Go(func() {
+		r.end(b, sandbox.Event{Kind: sandbox.EventStop, Cause: why.Cause, Detail: why.Detail, By: sandbox.ByPlatform})
+	})
+}
+
+// hearKill notes why the keeper killed the sandbox; its first word counts.
+func (b *box) hearKill(why sandbox.End) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.isFired {
-		b.isFired = true
+	if b.word.Cause == "" {
+		b.word = why
 		close(b.fired)
 	}
 }

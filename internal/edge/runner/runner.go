@@ -49,7 +49,7 @@ const (
 	greetLimit       = 2 * time.Second
 	undoLimit        = 60 * time.Second
 	closeLimit       = 5 * time.Second
-	firedLimit       = time.Second     // how long the keeper's word about a hard end may take
+	firedLimit       = time.Second     // how long the keeper's word about a kill of its may take
 	endLimit         = 2 * time.Second // how long the end of a sandbox may take to show after its line broke
 	storeAnswer      = 2 * time.Second
 	retryFirst       = 100 * time.Millisecond
@@ -588,12 +588,13 @@ func (r *Runner) watch(b *box, inst backend.Instance) {
 	})
 }
 
-// evidence says why an instance is gone, in the order of walks A6.
+// evidence says why an instance is gone, in the order of walks A6. The keeper kills first and says why behind it.
 func (r *Runner) evidence(b *box, inst backend.Instance) sandbox.Event {
+	x := inst.Exit()
 	b.mu.Lock()
 	due := !b.rec.Expires.IsZero() && r.cfg.Now().After(b.rec.Expires.Add(-firedLimit))
 	b.mu.Unlock()
-	if due {
+	if due || x.Cause == sandbox.CauseInfraKilled || x.Cause == sandbox.CauseInfraUnknown {
 		timer := time.NewTimer(firedLimit)
 		defer timer.Stop()
 		select {
@@ -602,12 +603,12 @@ func (r *Runner) evidence(b *box, inst backend.Instance) sandbox.Event {
 		case <-r.ctx.Done():
 		}
 	}
-	select {
-	case <-b.fired:
-		return sandbox.Event{Kind: sandbox.EventGone, Cause: sandbox.CauseTTL, By: sandbox.ByPlatform}
-	default:
+	b.mu.Lock()
+	word := b.word
+	b.mu.Unlock()
+	if word.Cause != "" {
+		return sandbox.Event{Kind: sandbox.EventGone, Cause: word.Cause, Detail: word.Detail, By: sandbox.ByPlatform}
 	}
-	x := inst.Exit()
 	e := sandbox.Event{Kind: sandbox.EventGone, Cause: x.Cause, Detail: x.Detail, By: sandbox.ByPlatform}
 	if !x.Cause.Infra() && x.Cause != "" {
 		e.By = sandbox.ByWorkload

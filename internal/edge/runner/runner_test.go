@@ -284,6 +284,39 @@ func TestEndsByThemselvesHaveTheirCause(t *testing.T) {
 	}
 }
 
+// TestTheKeepersWordOnAKillCounts has deaths of sandboxes be seen before the keeper says what it killed them for.
+func TestTheKeepersWordOnAKillCounts(t *testing.T) {
+	e := edgetest.New(t)
+	var ids []sandbox.ID
+	for range 16 {
+		ids = append(ids, e.Create())
+	}
+	running, away := ids[:8], ids[8:]
+	kill := func(ids []sandbox.ID, cause sandbox.Cause) {
+		for _, id := range ids {
+			e.World.KillInit(id, backend.Exit{Cause: cause})
+		}
+		for _, id := range ids {
+			e.Keeper.Overflow(keeper.Key{Sandbox: string(id), Number: 3}, 1)
+		}
+	}
+	kill(running, sandbox.CauseInfraKilled)
+	for _, id := range running {
+		if s := e.WaitEnded(id); s.End.Cause != sandbox.CauseOutputLimit || s.End.Detail != "stream 1 of process 3" {
+			t.Errorf("%+v", s.End)
+		}
+	}
+	e.Kill()
+	kill(away, sandbox.CauseInfraUnknown)
+	e.Start()
+	for _, id := range away {
+		if s := e.WaitEnded(id); s.End.Cause != sandbox.CauseOutputLimit || s.End.By != sandbox.ByPlatform {
+			t.Errorf("without an edge: %+v", s.End)
+		}
+	}
+	none(t, e)
+}
+
 func TestTheHardEnd(t *testing.T) {
 	e := edgetest.New(t)
 	id := e.Create(func(s *sandbox.Spec) { s.TTL = 300 * time.Millisecond })

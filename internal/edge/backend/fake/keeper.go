@@ -92,6 +92,13 @@ func (k *Keeper) Keys() []keeper.Key {
 	return out
 }
 
+// Overflow says that a command wrote more than a stream may have. The real one kills the sandbox before.
+func (k *Keeper) Overflow(key keeper.Key, stream record.Stream) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.emitLocked(keeper.Event{Kind: keeper.Overflow, Key: key, Stream: stream})
+}
+
 func (k *Keeper) emitLocked(e keeper.Event) {
 	k.seq++
 	e.Seq = k.seq
