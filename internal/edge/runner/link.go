@@ -42,8 +42,12 @@ func (l *Link) Set(c keeper.Client) {
 	l.news = make(chan struct{})
 }
 
-// successorLimit is how long a call waits for the keeper that follows one that died.
-const successorLimit = 5 * time.Second
+const (
+	// successorLimit is how long a call waits for the keeper that follows one that died.
+	successorLimit = 5 * time.Second
+	// noticeLimit is how long after a call that failed the end of its connection may take to show.
+	noticeLimit = time.Second
+)
 
 // do calls f with the keeper. A keeper that died has a successor within a moment, and a repeat is a no-op to it: the call
 // waits and is made again.
@@ -56,7 +60,7 @@ func (l *Link) do(ctx context.Context, f func(keeper.Client) error) error {
 			return errdefs.New(errdefs.Unavailable, "keeper", "it is being started again")
 		}
 		err := f(c)
-		if !errors.Is(err, errdefs.Unavailable) || !dead(c) {
+		if !errors.Is(err, errdefs.Unavailable) || !dead(ctx, c) {
 			return err
 		}
 		timer := time.NewTimer(successorLimit)
@@ -72,18 +76,21 @@ func (l *Link) do(ctx context.Context, f func(keeper.Client) error) error {
 	}
 }
 
-// dead reports whether the connection below has ended.
-func dead(c keeper.Client) bool {
+// dead reports whether the connection below has ended. A call that it broke under hears of that first.
+func dead(ctx context.Context, c keeper.Client) bool {
 	d, ok := c.(interface{ Done() <-chan struct{} })
 	if !ok {
 		return false
 	}
+	timer := time.NewTimer(noticeLimit)
+	defer timer.Stop()
 	select {
 	case <-d.Done():
 		return true
-	default:
-		return false
+	case <-timer.C:
+	case <-ctx.Done():
 	}
+	return false
 }
 
 // Hold implements keeper.Client, as all that follow.
