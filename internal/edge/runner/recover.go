@@ -319,32 +319,14 @@ func (r *Runner) Resume() {
 
 // listen takes the keeper's events until Close.
 func (r *Runner) listen() {
-	events := make(chan keeper.Event)
-	r.wg.Go(func() {
-		defer close(events)
-		for e, err := range r.cfg.Keeper.Events() {
-			if err != nil {
-				return
-			}
-			select {
-			case events <- e:
-			case <-r.ctx.Done():
-				return
-			}
-		}
-	})
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok {
-				return
-			}
-			r.hear(e)
-			if err := r.cfg.Keeper.Ack(e.Seq); err != nil {
-				r.cfg.Log.Debug("acknowledge an event of the keeper", "seq", e.Seq, "err", err)
-			}
-		case <-r.ctx.Done():
+	for e, err := range r.cfg.Keeper.Events() {
+		if err != nil || r.ctx.Err() != nil {
 			return
+		}
+		r.hear(e)
+		// Before the next one is asked for, which may be another keeper's.
+		if err := r.cfg.Keeper.Ack(e.Seq); err != nil {
+			r.cfg.Log.Debug("acknowledge an event of the keeper", "seq", e.Seq, "err", err)
 		}
 	}
 }
