@@ -348,6 +348,10 @@ func (r *Runner) await(ctx context.Context, b *box) (Snapshot, error) {
 	select {
 	case <-b.started:
 	case <-ctx.Done():
+	}
+	select {
+	case <-b.started: // also for who gave up at that moment: what was decided holds
+	default:
 		r.left(b)
 		kind := errdefs.Canceled
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -33,6 +33,15 @@ func none(t *testing.T, e *edgetest.Edge) {
 	}
 }
 
+// waitStopping returns when it is remembered that a sandbox is to end.
+func waitStopping(t *testing.T, e *edgetest.Edge, id sandbox.ID) {
+	t.Helper()
+	wait.Until(t, edgetest.Patience, func() bool {
+		s, err := e.Runner.Get(id)
+		return err == nil && s.State == sandbox.Stopping
+	}, "the begin of the stop")
+}
+
 func TestASandboxFromCreateToEnd(t *testing.T) {
 	e := edgetest.New(t)
 	id := e.Create()
@@ -149,7 +158,8 @@ func TestACallerWhoGoesAwayTakesTheCreateAlong(t *testing.T) {
 	go func() { _, err := e.Runner.Create(ctx, e.Request(id)); got <- err }()
 	<-inside
 	cancel()
-	time.AfterFunc(50*time.Millisecond, func() { close(release) })
+	waitStopping(t, e, id)
+	close(release)
 	if err := <-got; !errors.Is(err, errdefs.Canceled) {
 		t.Fatal(err)
 	}
@@ -157,6 +167,18 @@ func TestACallerWhoGoesAwayTakesTheCreateAlong(t *testing.T) {
 		t.Fatalf("%+v", s.End)
 	}
 	none(t, e)
+}
+
+func TestACreateThatIsDecidedIsAnsweredToWhoGivesUpToo(t *testing.T) {
+	e := edgetest.New(t)
+	id := e.Create()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for range 20 {
+		if s, err := e.Runner.Create(gone, e.Request(id)); err != nil || s.State != sandbox.Running {
+			t.Fatalf("%+v, %v", s, err)
+		}
+	}
 }
 
 func TestACreateIsSharedByAllWhoAskForIt(t *testing.T) {
@@ -204,11 +226,17 @@ func TestAStopDuringTheCreateWins(t *testing.T) {
 	got := make(chan error, 1)
 	go func() { _, err := e.Runner.Create(t.Context(), e.Request(id)); got <- err }()
 	<-inside
-	time.AfterFunc(50*time.Millisecond, func() { close(release) })
-	s, err := e.Runner.Stop(t.Context(), id, 0, "user:bob")
-	if err != nil || s.State != sandbox.Ended || s.End.By != "user:bob" {
-		t.Fatalf("%+v, %v", s, err)
-	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s, err := e.Runner.Stop(t.Context(), id, 0, "user:bob")
+		if err != nil || s.State != sandbox.Ended || s.End.By != "user:bob" {
+			t.Errorf("%+v, %v", s, err)
+		}
+	}()
+	waitStopping(t, e, id)
+	close(release)
+	<-stopped
 	if err := <-got; errdefs.From(err).Cause != "stopped" {
 		t.Fatalf("the create said %v", err)
 	}
