@@ -19,6 +19,7 @@ import (
 	"github.com/sandsea/sandsea/internal/edge/backend/fake"
 	"github.com/sandsea/sandsea/internal/edge/runner"
 	"github.com/sandsea/sandsea/internal/edge/runner/edgetest"
+	"github.com/sandsea/sandsea/internal/edge/sweep"
 	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/node"
 	"github.com/sandsea/sandsea/internal/sandbox"
@@ -347,21 +348,34 @@ func TestTheKeepersWordOnAKillCounts(t *testing.T) {
 
 func TestTheHardEnd(t *testing.T) {
 	e := edgetest.New(t)
-	id := e.Create(func(s *sandbox.Spec) { s.TTL = 300 * time.Millisecond })
-	if s := e.WaitEnded(id); s.End.Cause != sandbox.CauseTTL || s.End.By != sandbox.ByPlatform {
-		t.Fatalf("%+v", s.End)
+	// Long enough for a create to be ready before, also on a busy machine.
+	short := func(s *sandbox.Spec) { s.TTL = 2 * time.Second }
+	id, longer := e.Create(short), e.Create(short)
+	begun, err := e.Runner.Get(longer)
+	if err != nil {
+		t.Fatal(err)
 	}
-	none(t, e)
-	longer := e.Create(func(s *sandbox.Spec) { s.TTL = 300 * time.Millisecond })
 	s, err := e.Runner.ExtendTTL(t.Context(), longer, time.Hour)
 	if err != nil || time.Until(s.Expires) < 59*time.Minute {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	away := e.Create(func(s *sandbox.Spec) { s.TTL = 300 * time.Millisecond })
+	if s := e.WaitEnded(id); s.End.Cause != sandbox.CauseTTL || s.End.By != sandbox.ByPlatform {
+		t.Fatalf("%+v", s.End)
+	}
+	none(t, e)
+	away := e.Create()
+	if _, err := e.Runner.ExtendTTL(t.Context(), away, 300*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
 	e.Kill()
 	wait.Until(t, edgetest.Patience, func() bool {
-		return e.World.Tasks(away) == 0 && time.Now().After(s.Created.Add(600*time.Millisecond))
-	})
+		held, err := sweep.Ask(t.Context(), e.Keeper.Connect())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Close()
+		return held.Fired(away) && time.Now().After(begun.Expires)
+	}, "the hard end without an edge")
 	e.Start()
 	if s := e.WaitEnded(away); s.End.Cause != sandbox.CauseTTL {
 		t.Fatalf("the hard end without an edge: %+v", s.End)
@@ -381,12 +395,15 @@ func TestTheIdleLimitCountsOnlyTimeWithoutUse(t *testing.T) {
 	e := edgetest.New(t)
 	const limit = 400 * time.Millisecond
 	idle := func(s *sandbox.Spec) { s.Idle = limit }
-	quiet, busy, used := e.Create(idle), e.Create(idle), e.Create(idle)
+	// Those in use are so at once: the limit begins when they are ready.
+	busy := e.Create(idle)
 	go func() { _, _ = e.TryRun(busy, "", "sleep", "60") }()
+	used := e.Create(idle)
 	u, err := e.Runner.Open(used, true)
 	if err != nil {
 		t.Fatal(err)
 	}
+	quiet := e.Create(idle)
 	if s := e.WaitEnded(quiet); s.End.Cause != sandbox.CauseIdle || s.Ended.Sub(s.Ready) < limit {
 		t.Fatalf("%+v after %s", s.End, s.Ended.Sub(s.Ready))
 	}
@@ -432,7 +449,11 @@ func TestTimeWithoutAnEdgeIsNoIdleTime(t *testing.T) {
 
 func TestEntrypoints(t *testing.T) {
 	e := edgetest.New(t)
-	id := e.Create(func(s *sandbox.Spec) { s.Entrypoint, s.Argv = sandbox.EntrypointArgv, []string{"sleep", "0.2"} })
+	id := e.ID()
+	brief := func(s *sandbox.Spec) { s.Entrypoint, s.Argv = sandbox.EntrypointArgv, []string{"sleep", "0.2"} }
+	if _, err := e.Runner.Create(t.Context(), e.Request(id, brief)); err != nil { // it may have ended by then
+		t.Fatal(err)
+	}
 	s := e.WaitEnded(id)
 	if s.End.Cause != sandbox.CauseCompleted || s.End.By != sandbox.ByWorkload {
 		t.Fatalf("%+v", s.End)
@@ -713,6 +734,7 @@ func TestNoDescriptorIsLeftOfASandboxThatDiedWithoutAnEdge(t *testing.T) {
 func TestAKeeperThatDiesIsReplaced(t *testing.T) {
 	e := edgetest.New(t)
 	id := e.Create(func(s *sandbox.Spec) { s.TTL = 10 * time.Hour })
+	moved := e.Create(func(s *sandbox.Spec) { s.TTL = 10 * time.Hour })
 	u, err := e.Runner.Open(id, true)
 	if err != nil {
 		t.Fatal(err)
@@ -722,7 +744,7 @@ func TestAKeeperThatDiesIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Runner.ExtendTTL(t.Context(), id, 600*time.Millisecond); err != nil {
+	if _, err := e.Runner.ExtendTTL(t.Context(), moved, 600*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	e.Keeper.Kill()
@@ -736,8 +758,11 @@ func TestAKeeperThatDiesIsReplaced(t *testing.T) {
 	if a := e.Run(id, "echo", "again"); string(a.Stdout.Head) != "again\n" {
 		t.Fatalf("%q", a.Stdout.Head)
 	}
-	if s := e.WaitEnded(id); s.End.Cause != sandbox.CauseTTL {
+	if s := e.WaitEnded(moved); s.End.Cause != sandbox.CauseTTL {
 		t.Fatalf("the hard end that was moved before the keeper died: %+v", s.End)
+	}
+	if _, err := e.Runner.Stop(t.Context(), id, 0, "x"); err != nil {
+		t.Fatal(err)
 	}
 	var out strings.Builder
 	for ev, err := range u.Commands.Attach(t.Context(), info.Number, sessions.From{NoFollow: true}) {
