@@ -813,6 +813,22 @@ func TestANewKeeperGetsTheHardEndInForce(t *testing.T) {
 
 func TestAnEdgeThatShutsDownLeavesEverythingRunning(t *testing.T) {
 	e := edgetest.New(t)
+	goOn := make(chan struct{})
+	e.World.Handle("halves", func(p *fake.Proc) int {
+		for i := range 100 {
+			if i == 50 {
+				select {
+				case <-goOn:
+				case <-p.Ctx.Done():
+					return 1
+				}
+			}
+			if _, err := fmt.Fprintln(p.Stdout, "line", i); err != nil {
+				return 1
+			}
+		}
+		return 0
+	})
 	id := e.Create(func(s *sandbox.Spec) { s.Idle = time.Hour })
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
@@ -823,7 +839,7 @@ func TestAnEdgeThatShutsDownLeavesEverythingRunning(t *testing.T) {
 			return
 		}
 		defer u.Done()
-		_, err = u.Commands.Run(ctx, sessions.Start{Command: sessions.Command{Argv: []string{"tick", "100", "0.01"}}}, 0)
+		_, err = u.Commands.Run(ctx, sessions.Start{Command: sessions.Command{Argv: []string{"halves"}}}, 0)
 		got <- err
 	}()
 	wait.Until(t, edgetest.Patience, func() bool { return e.World.Tasks(id) == 1 })
@@ -845,6 +861,7 @@ func TestAnEdgeThatShutsDownLeavesEverythingRunning(t *testing.T) {
 		t.Fatal("the command ended with its edge")
 	}
 	e.Restart()
+	close(goOn)
 	u, err := e.Runner.Open(id, false)
 	if err != nil {
 		t.Fatal(err)
