@@ -72,7 +72,7 @@ func newStation(t testing.TB) *station {
 // rmdir removes a group once its processes are gone.
 func (s *station) rmdir(path string) {
 	var err error
-	if !wait.For(10*time.Second, func() bool { err = os.Remove(path); return err == nil || errors.Is(err, os.ErrNotExist) }) {
+	if !wait.For(20*time.Second, func() bool { err = os.Remove(path); return err == nil || errors.Is(err, os.ErrNotExist) }) {
 		s.t.Error(err)
 	}
 }
@@ -292,7 +292,7 @@ func perform(a ask) (string, error) {
 		return "ok", nil
 	}
 	// Far more than anything takes that is answered or refused.
-	patience := unix.NsecToTimeval(int64(3 * time.Second))
+	patience := unix.NsecToTimeval(int64(20 * time.Second))
 	if a.From.IsValid() {
 		patience = unix.NsecToTimeval(int64(50 * time.Millisecond))
 		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
