@@ -24,6 +24,9 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
+// patience bounds every wait of a test.
+const patience = 20 * time.Second
+
 var small = sandbox.Limits{Memory: 32 << 20, CPUMillis: 500, Pids: 20}
 
 // open gives a manager of its own to a test.
@@ -114,7 +117,7 @@ func TestEveryLimitIsInForce(t *testing.T) {
 	t.Run("memory: the workload is ended and the kill is counted", func(t *testing.T) {
 		g := create(t, m, "smemory")
 		cmd := start(t, g, g.V2(), `echo ready; head -c 200000000 /dev/zero | tail -c 199999999 >/dev/null; exit $?`)
-		wait.Until(t, 20*time.Second, func() bool {
+		wait.Until(t, patience, func() bool {
 			n, err := g.OOMKills()
 			return err == nil && n > 0
 		}, "an out-of-memory kill")
@@ -136,7 +139,7 @@ func TestEveryLimitIsInForce(t *testing.T) {
 			t.Fatal(err)
 		}
 		first := u.CPU
-		wait.Until(t, 5*time.Second, func() bool { return time.Since(begin) > 600*time.Millisecond })
+		wait.Until(t, patience, func() bool { return time.Since(begin) > 600*time.Millisecond })
 		u, err = g.Usage()
 		if err != nil {
 			t.Fatal(err)
@@ -160,7 +163,7 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 		t.Errorf("%d processes, limit %d", u.Pids, small.Pids)
 	}
 	// One that ends is listed a little longer than it is counted.
-	wait.Until(t, 5*time.Second, func() bool {
+	wait.Until(t, patience, func() bool {
 		u, err := g.Usage()
 		pids, perr := g.Pids()
 		return err == nil && perr == nil && int64(len(pids)) == u.Pids
@@ -168,7 +171,7 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 	if err := g.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	if err := g.WaitEmpty(ctx); err != nil {
 		t.Fatal(err)
@@ -329,7 +332,7 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 		e := newExec(2)
 		cmd := start(t, g, e.Dir, `trap 'exit 7' TERM; setsid sleep 100 & setsid sleep 100 & echo ready; wait`)
 		// A child that has not reached its program yet still has the shell's trap.
-		wait.Until(t, 5*time.Second, func() bool {
+		wait.Until(t, patience, func() bool {
 			pids, err := e.Pids()
 			sleeps := 0
 			for _, pid := range pids {
@@ -345,7 +348,7 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 		if err, _ := errors.AsType[*exec.ExitError](cmd.Wait()); err == nil || err.ExitCode() != 7 {
 			t.Errorf("shell ended with %v, want its own 7", err)
 		}
-		wait.Until(t, 5*time.Second, func() bool { p, err := e.Populated(); return err == nil && !p }, "empty")
+		wait.Until(t, patience, func() bool { p, err := e.Populated(); return err == nil && !p }, "empty")
 		if cpu, err := e.CPU(); err != nil || cpu <= 0 {
 			t.Errorf("CPU %v, %v", cpu, err)
 		}
@@ -371,7 +374,7 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
-		wait.Until(t, 5*time.Second, func() bool { p, err := e.Populated(); return err == nil && !p }, "empty")
+		wait.Until(t, patience, func() bool { p, err := e.Populated(); return err == nil && !p }, "empty")
 		if p, err := other.Populated(); !p || err != nil {
 			t.Errorf("the other command is gone: %v", err)
 		}
@@ -396,7 +399,7 @@ func TestACommandHasAGroupOfItsOwn(t *testing.T) {
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		wait.Until(t, 5*time.Second, func() bool {
+		wait.Until(t, patience, func() bool {
 			x := newExec(6)
 			defer func() { _ = x.Remove() }()
 			return !cgroupfs.Exists(g.V2(), "e5")
@@ -526,7 +529,7 @@ func TestADaemonThatOutgrowsItsMemoryEnds(t *testing.T) {
 		if killed := 128 + int(syscall.SIGKILL); cmd.ProcessState.ExitCode() != killed {
 			t.Errorf("it ends with %v, want status %d", err, killed)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		_ = cmd.Process.Kill()
 		t.Errorf("it goes on: %v", <-ended)
 	}
