@@ -109,7 +109,7 @@ func (l *Layers) Close() error {
 func (l *Layers) Collected() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	clear(l.whole)
+	l.whole = map[image.Digest]bool{} // not cleared: what is being looked at is noted in the one before
 }
 
 // Ensure returns when all of these layers are here. Refused when one cannot be had; Deadline or Canceled when ctx ends
@@ -118,7 +118,8 @@ func (l *Layers) Ensure(ctx context.Context, layers []image.Digest) error {
 	var waiting []*flight
 	for _, d := range layers {
 		l.mu.Lock()
-		known := l.whole[d]
+		whole := l.whole
+		known := whole[d]
 		l.mu.Unlock()
 		if known {
 			continue
@@ -127,7 +128,7 @@ func (l *Layers) Ensure(ctx context.Context, layers []image.Digest) error {
 			return err
 		} else if here {
 			l.mu.Lock()
-			l.whole[d] = true
+			whole[d] = true
 			l.mu.Unlock()
 			continue
 		}

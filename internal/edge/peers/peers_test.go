@@ -29,6 +29,7 @@ import (
 	"github.com/sandsea/sandsea/internal/cluster"
 	"github.com/sandsea/sandsea/internal/edge/peers"
 	"github.com/sandsea/sandsea/internal/image"
+	"github.com/sandsea/sandsea/internal/layers/blob"
 	"github.com/sandsea/sandsea/internal/layers/blob/posix"
 	"github.com/sandsea/sandsea/internal/layers/build"
 	"github.com/sandsea/sandsea/internal/node"
@@ -57,12 +58,19 @@ func newWorld(t *testing.T) *world {
 	if w.blobs, err = posix.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	w.layers = peers.New(peers.Config{
-		Blobs: w.blobs, Store: w.store, Self: 1, Identity: w.invite(t, "self"), Log: slog.New(slog.DiscardHandler),
+	w.layers = w.layersOver(t, w.blobs)
+	return w
+}
+
+// layersOver are the layers of a node with these blobs.
+func (w *world) layersOver(t *testing.T, blobs blob.Creator) *peers.Layers {
+	t.Helper()
+	l := peers.New(peers.Config{
+		Blobs: blobs, Store: w.store, Self: 1, Identity: w.invite(t, "self"), Log: slog.New(slog.DiscardHandler),
 		Free: func() (int64, error) { return w.free, nil }, Reserve: 1 << 20,
 	})
-	t.Cleanup(func() { _ = w.layers.Close() })
-	return w
+	t.Cleanup(func() { _ = l.Close() })
+	return l
 }
 
 func (w *world) invite(t *testing.T, name string) *cluster.Identity {
@@ -376,6 +384,43 @@ func TestACollectionIsNoticed(t *testing.T) {
 	w.layers.Collected()
 	if err := w.layers.Ensure(t.Context(), []image.Digest{d}); err != nil {
 		t.Fatal(err)
+	}
+	w.check(t, all)
+}
+
+// collecting is a store out of which a blob is collected as soon as it has been looked at.
+type collecting struct {
+	*posix.Store
+	gone image.Digest
+	once sync.Once
+	told func()
+}
+
+func (c *collecting) Stat(ctx context.Context, d image.Digest) (int64, error) {
+	n, err := c.Store.Stat(ctx, d)
+	if d == c.gone && err == nil {
+		c.once.Do(func() {
+			err = c.Delete(ctx, d)
+			c.told()
+		})
+	}
+	return n, err
+}
+
+func TestACollectionDuringALookIsNoticed(t *testing.T) {
+	w := newWorld(t)
+	d, data, all := layer(t)
+	w.add(t, "has", having(all))
+	if err := w.layers.Ensure(t.Context(), []image.Digest{d}); err != nil {
+		t.Fatal(err)
+	}
+	blobs := &collecting{Store: w.blobs, gone: data}
+	layers := w.layersOver(t, blobs)
+	blobs.told = layers.Collected
+	for range 2 { // the first one has seen it before
+		if err := layers.Ensure(t.Context(), []image.Digest{d}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.check(t, all)
 }
