@@ -253,7 +253,16 @@ func TestKillOfTheKeeper(t *testing.T) {
 	e := m.open(t)
 	b := e.start(t, m.plan(), smallLimits)
 	m.endRole("keeper")
-	begun := make(chan error, 1)
+	if err := m.startRole("keeper"); err != nil {
+		t.Fatal(err)
+	}
+	next := m.dialKeeper(t) // before the create, which waits for it only so long
+	begun, waits := make(chan error, 1), make(chan struct{})
+	e.onStage = func(name string) {
+		if name == "setup" {
+			close(waits)
+		}
+	}
 	go func() {
 		i, err := e.Start(context.Background(), m.spec(newID(t)))
 		if err == nil {
@@ -261,11 +270,13 @@ func TestKillOfTheKeeper(t *testing.T) {
 		}
 		begun <- err
 	}()
-	if err := m.startRole("keeper"); err != nil {
-		t.Fatal(err)
+	select {
+	case <-waits:
+	case err := <-begun:
+		t.Fatalf("a create without a keeper: %v", err)
 	}
 	old := e.keeper
-	e.keeper = m.dialKeeper(t)
+	e.keeper = next
 	defer old.Close()
 	if err := e.Keep(t.Context(), e.keeper); err != nil {
 		t.Fatal(err)
@@ -278,8 +289,8 @@ func TestKillOfTheKeeper(t *testing.T) {
 	}
 	h := b.Handle()
 	e.close() // b is stopped by the next edge
-	next := m.open(t)
-	again, err := next.Recover(t.Context(), b.id, h)
+	after := m.open(t)
+	again, err := after.Recover(t.Context(), b.id, h)
 	if err != nil {
 		t.Fatalf("the successor does not hold it: %v", err)
 	}

@@ -227,7 +227,7 @@ func (m *machine) openWarm(tb testing.TB, warm int) *edge {
 			}
 		}
 	})
-	e.spawner = spawner.Redial(filepath.Join(m.dir, "run", "spawner.sock"), dataID, 5*time.Second)
+	e.spawner = spawner.Redial(filepath.Join(m.dir, "run", "spawner.sock"), dataID, patience)
 	log := slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	e.ranges, err = uidrange.Open(uidrange.Config{Tag: "7e57da7a", Dir: filepath.Join(m.dir, "ranges"), Log: log})
 	if err != nil {
