@@ -31,6 +31,9 @@ import (
 
 const base = 1 << 20
 
+// patience bounds every wait of a test: what was freed counts from the next checkpoint on, and a disk may be busy.
+const patience = 40 * time.Second
+
 func testConfig(dir string) Config { return Config{Dir: dir, Pool: 8, ImageBytes: 1 << 30} }
 
 // openStore opens a store in dir and destroys it when the test ends.
@@ -130,7 +133,7 @@ func TestTheLimitIsSeenThroughAnOverlay(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The kernel counts what was freed when it writes its next checkpoint at the latest.
-		wait.Until(t, 40*time.Second, func() bool {
+		wait.Until(t, patience, func() bool {
 			n, err = write(root, fmt.Sprintf("again-%d", time.Now().UnixNano()), 4<<20)
 			return err == nil
 		}, "room again")
@@ -175,7 +178,7 @@ func TestAFullSandboxCanBeRemoved(t *testing.T) {
 	if _, err := s.Usage("sfull"); !errors.Is(err, errdefs.NotFound) {
 		t.Errorf("usage of what is gone: %v", err)
 	}
-	wait.Until(t, 10*time.Second, func() bool {
+	wait.Until(t, patience, func() bool {
 		names, err := dirfd.Names(s.trash)
 		return err == nil && len(names) == 0
 	}, "an empty trash")
@@ -257,7 +260,7 @@ func volumeOf(t *testing.T, s *Store, id string) uint64 {
 // retake gives everything that is ready and tells under which of their names the volume is back; empty: it is not.
 func retake(t *testing.T, s *Store, volume uint64) (id string) {
 	t.Helper()
-	wait.Until(t, 10*time.Second, func() bool {
+	wait.Until(t, patience, func() bool {
 		names, err := dirfd.Names(s.trash)
 		return err == nil && len(names) == 0
 	}, "an empty trash")
@@ -551,7 +554,7 @@ func TestKillLosesNoLayerAndLeavesNone(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		wait.Until(t, 20*time.Second, func() bool {
+		wait.Until(t, patience, func() bool {
 			left, err := dirfd.Names(s.trash)
 			return err == nil && len(left) == 0
 		}, "an empty trash")
