@@ -560,7 +560,7 @@ func TestEndsWaitForAStoreThatIsAway(t *testing.T) {
 		if s, err := e.Runner.Stop(t.Context(), id, 0, "x"); err != nil || s.State != sandbox.Ended {
 			t.Fatalf("%+v, %v", s, err)
 		}
-		if d := time.Since(begin); d > 1500*time.Millisecond {
+		if d := time.Since(begin); d >= 2*time.Second { // as long as it waits for the store's word
 			t.Fatalf("a stop without the store took %s", d)
 		}
 		ids = append(ids, id)
