@@ -829,14 +829,18 @@ func (r *Runner) Stop(ctx context.Context, id sandbox.ID, grace time.Duration, b
 	if len(actions) > 0 {
 		r.wg.Go(func() { r.perform(b, actions) })
 	}
+	var unknown error
 	select {
 	case <-b.ended:
 	case <-ctx.Done():
-		return Snapshot{}, errdefs.New(errdefs.Unknown, b.object(), "the stop goes on").Wrap(context.Cause(ctx)).
+		unknown = errdefs.New(errdefs.Unknown, b.object(), "the stop goes on").Wrap(context.Cause(ctx)).
 			WithHint("Ask for it again")
 	case <-r.ctx.Done():
-		return Snapshot{}, errdefs.New(errdefs.Unknown, b.object(), "the node's daemon is shutting down").
+		unknown = errdefs.New(errdefs.Unknown, b.object(), "the node's daemon is shutting down").
 			WithHint("The stop goes on at its next start. Ask for it again")
+	}
+	if b.status().State != sandbox.Ended {
+		return Snapshot{}, unknown
 	}
 	timer := time.NewTimer(storeAnswer)
 	defer timer.Stop()
@@ -844,6 +848,7 @@ func (r *Runner) Stop(ctx context.Context, id sandbox.ID, grace time.Duration, b
 	case <-b.stored:
 	case <-timer.C:
 	case <-ctx.Done():
+	case <-r.ctx.Done():
 	}
 	return b.snapshot(r.cfg.Now()), nil
 }

@@ -69,6 +69,13 @@ func TestASandboxFromCreateToEnd(t *testing.T) {
 			t.Fatalf("%+v, %v", s, err)
 		}
 	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for range 20 {
+		if s, err := e.Runner.Stop(gone, id, 0, "user:alice"); err != nil || s.State != sandbox.Ended {
+			t.Fatalf("for who gives up when it has ended: %+v, %v", s, err)
+		}
+	}
 	none(t, e)
 	if got, ok := e.Ended(id); !ok || got.End.Cause != sandbox.CauseStopped {
 		t.Fatalf("the store knows %+v, %v", got, ok)
