@@ -121,6 +121,13 @@ func (i *Instance) held() (_ keeper.Sandbox, ok bool, err error) {
 	}, true, nil
 }
 
+// givenBack is true once the sandbox is at its end, and not only this edge.
+func (i *Instance) givenBack() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.gone && !i.left
+}
+
 // lineEnded is called when the line to the inside ended.
 func (i *Instance) lineEnded() {
 	select {

@@ -15,7 +15,9 @@ import (
 
 	"github.com/sandsea/sandsea/api/errdefs"
 	"github.com/sandsea/sandsea/internal/chronus"
+	"github.com/sandsea/sandsea/internal/keeper"
 	"github.com/sandsea/sandsea/internal/linux/pidfd"
+	"github.com/sandsea/sandsea/internal/linux/tty"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/testkit/leak"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
@@ -299,6 +301,45 @@ func TestKillOfTheKeeper(t *testing.T) {
 	}
 	if _, err := again.Stop(t.Context(), 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// late is a keeper that gets a sandbox only after something else.
+type late struct {
+	keeper.Client
+	before func()
+}
+
+func (l late) Hold(ctx context.Context, s keeper.Sandbox) error {
+	for _, f := range []**os.File{&s.Control, &s.Pidfd, &s.Kill} {
+		d, err := tty.Duplicate(*f)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		*f = d
+	}
+	l.before()
+	return l.Client.Hold(ctx, s)
+}
+
+// TestANewKeeperHoldsNothingOfWhatEndsMeanwhile stops a sandbox while it is being given to a new keeper.
+func TestANewKeeperHoldsNothingOfWhatEndsMeanwhile(t *testing.T) {
+	m := use(t)
+	e := m.open(t)
+	b := e.start(t, m.plan(), smallLimits)
+	if err := e.Keep(t.Context(), late{e.keeper, func() { b.stop(t) }}); err != nil {
+		t.Error(err)
+	}
+	held, err := e.keeper.Roster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeper.CloseHeld(held)
+	for _, h := range held {
+		if h.Sandbox != nil && h.Sandbox.ID == string(b.id) {
+			t.Error("it is held")
+		}
 	}
 }
 

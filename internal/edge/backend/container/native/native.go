@@ -236,6 +236,9 @@ func (b *Backend) Keep(ctx context.Context, k keeper.Client) error {
 			err = k.Hold(ctx, h)
 			h.Kill.Close()
 		}
+		if i.givenBack() { // meanwhile: the Release of that may have come before
+			err = releaseKept(ctx, k, i.id)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("hold sandbox %s: %w", i.id, err))
 		}
