@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -190,7 +189,7 @@ func TestAFencedNodeDoesNotRegister(t *testing.T) {
 	if _, err := s.Txn(t.Context(), nil, []store.Op{store.Put(keys.NodeDataID("d1"), value)}, nil); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), edgetest.Patience)
 	defer stop()
 	err = nodeapi.Register(ctx, s, m, id, slog.New(slog.DiscardHandler), nil)
 	if !errors.Is(err, errdefs.FailedPrecondition) {

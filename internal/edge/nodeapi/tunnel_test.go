@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandsea/sandsea/internal/edge/nodeapi"
+	"github.com/sandsea/sandsea/internal/edge/runner/edgetest"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
@@ -52,7 +53,7 @@ func TestATunnelEndsWithWhoOpenedIt(t *testing.T) {
 			case <-time.After(50 * time.Millisecond):
 			}
 			caller.Close()
-			wait.Until(t, 10*time.Second, func() bool {
+			wait.Until(t, edgetest.Patience, func() bool {
 				select {
 				case <-done:
 					return true
