@@ -50,7 +50,7 @@ const (
 	undoLimit        = 60 * time.Second
 	closeLimit       = 5 * time.Second
 	firedLimit       = time.Second     // how long the keeper's word about a kill of its may take
-	endLimit         = 2 * time.Second // how long the end of a sandbox may take to show after its line broke
+	endLimit         = 3 * time.Second // how long the end of a sandbox may take to show after its line broke, with that word
 	storeAnswer      = 2 * time.Second
 	retryFirst       = 100 * time.Millisecond
 	retryLast        = 30 * time.Second
