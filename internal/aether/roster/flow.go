@@ -20,6 +20,7 @@ type Flow struct {
 	sent     atomic.Int64
 	received atomic.Int64
 	active   atomic.Int64 // when something was last said, Unix nanoseconds
+	ending   sync.Once
 
 	mu       sync.Mutex
 	question policy.Question // guarded by mu
@@ -31,7 +32,6 @@ type Flow struct {
 	cause   error              // guarded by mu: why it was cut
 	failure error              // guarded by mu: of a request on it, the last
 	verdict policy.Verdict     // guarded by mu: that let it pass
-	closed  bool               // guarded by mu
 }
 
 // Label is how the log shows a flow.
@@ -73,7 +73,10 @@ func (s *Sandbox) Open(q policy.Question, l Label, cut func(), needs ...func() e
 		_, err = s.Resolve(q.Name)
 	}
 	if err != nil {
-		f.remove()
+		f.ending.Do(func() { // unless the sandbox has ended meanwhile
+			f.leave()
+			f.remove()
+		})
 		return nil, err
 	}
 	s.roster.opened.Add(1)
@@ -243,14 +246,12 @@ func (f *Flow) Cause() error {
 	return f.cause
 }
 
-// Close ends the flow and writes its record. err is how it ended, nil: well. Idempotent.
-func (f *Flow) Close(err error) {
+// Close ends the flow and writes its record. err is how it ended, nil: well. Idempotent; the record is written when it
+// returns, whoever closes it.
+func (f *Flow) Close(err error) { f.ending.Do(func() { f.close(err) }) }
+
+func (f *Flow) close(err error) {
 	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
-		return
-	}
-	f.closed = true
 	f.cut = nil
 	if f.cause != nil {
 		err = f.cause
@@ -270,17 +271,22 @@ func (f *Flow) Close(err error) {
 	} else if errors.Is(err, errdefs.Denied) {
 		e.Denied = true
 	}
-	f.remove()
+	f.leave()
 	f.s.Event(e)
+	f.remove() // until here, whoever ends the sandbox waits for the record
+}
+
+// leave makes room for another flow.
+func (f *Flow) leave() {
+	f.s.open.Add(-1)
+	f.s.project.flows.Add(-1)
 }
 
 // remove takes the flow off the list.
 func (f *Flow) remove() {
 	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
 	delete(f.s.flows, f)
-	f.s.mu.Unlock()
-	f.s.open.Add(-1)
-	f.s.project.flows.Add(-1)
 }
 
 // Deny writes the record of a connection, or of a request on one, that was refused.

@@ -185,6 +185,30 @@ func TestNoFlowSlipsBetween(t *testing.T) {
 	}
 }
 
+// TestAFlowThatEndsWithItsSandboxIsWrittenDown drops a sandbox while its only flow is being closed.
+func TestAFlowThatEndsWithItsSandboxIsWrittenDown(t *testing.T) {
+	q := policy.Question{Name: "a.example", Port: 443, Protocol: policy.TCP}
+	for range 5000 {
+		l := &log{}
+		r := newRoster(l)
+		if err := r.Put(box(1, "p", policy.Rule{Domain: "a.example"})); err != nil {
+			t.Fatal(err)
+		}
+		s, _ := r.ByID("s1")
+		f, err := s.Open(q, roster.Label{Name: q.Name}, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var closing sync.WaitGroup
+		closing.Go(func() { f.Close(nil) })
+		n, err := r.Drop("s1")
+		closing.Wait()
+		if err != nil || n.Flows != 0 || len(l.all) != 1 || l.all[0].Name != q.Name {
+			t.Fatalf("%+v, %v, log %+v", n, err, l.all)
+		}
+	}
+}
+
 func TestRequestsAreJudgedAlone(t *testing.T) {
 	l := &log{}
 	r := newRoster(l)
