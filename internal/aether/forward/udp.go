@@ -108,6 +108,21 @@ func (d *Datagrams) packet(p pair, b []byte) {
 	case g.queue <- append([]byte(nil), b...):
 	default: // as any network does with too many
 	}
+	if up := g.up.Load(); up != nil {
+		d.queued(g, up) // it was opened meanwhile, and its opener may have looked before this one came
+	}
+}
+
+// queued sends what waited for the flow to open.
+func (d *Datagrams) queued(g *datagrams, up *net.UDPConn) {
+	for {
+		select {
+		case b := <-g.queue:
+			d.send(g, up, b)
+		default:
+			return
+		}
+	}
 }
 
 func (d *Datagrams) send(g *datagrams, up *net.UDPConn, b []byte) {
@@ -214,14 +229,7 @@ func (d *Datagrams) carry(ctx context.Context, p pair, g *datagrams, t Target) e
 	if g.flow.Cause() != nil || ctx.Err() != nil {
 		return context.Cause(ctx) // cut meanwhile
 	}
-	for waiting := true; waiting; {
-		select {
-		case b := <-g.queue:
-			d.send(g, up, b)
-		default:
-			waiting = false
-		}
-	}
+	d.queued(g, up)
 	return d.answers(p, g, up, back)
 }
 
