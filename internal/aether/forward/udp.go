@@ -127,7 +127,7 @@ func (d *Datagrams) queued(g *datagrams, up *net.UDPConn) {
 
 func (d *Datagrams) send(g *datagrams, up *net.UDPConn, b []byte) {
 	g.last.Store(time.Now().UnixNano())
-	if g.flow.Sent(len(b)) == nil {
+	if g.flow.Cause() == nil && g.flow.Sent(len(b)) == nil { // one that was cut as it opened is closed soon
 		_, _ = up.Write(b) // a refusal of an earlier one comes here; datagrams may be lost
 	}
 }
