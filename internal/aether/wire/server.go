@@ -51,6 +51,9 @@ func (s *Server) Serve(ctx context.Context, ln *scm.Listener) error {
 	for {
 		c, err := ln.Accept(ctx)
 		if ctx.Err() != nil {
+			if err == nil {
+				_ = c.Close()
+			}
 			return nil
 		}
 		if err != nil {
