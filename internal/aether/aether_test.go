@@ -267,7 +267,6 @@ func TestAnAnswerBeforeTheEndOfItsRequest(t *testing.T) {
 	b := r.sandbox(allow(domain("a.example")))
 	for _, to := range []struct{ at, url string }{{"a.example:80", "/"}, {at(wire.PortProxy), "http://a.example/"}} {
 		c := b.must(to.at)
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 		_, _ = io.WriteString(c, "POST "+to.url+" HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
@@ -741,6 +740,7 @@ func TestALargeTransferIsWhole(t *testing.T) {
 	}()
 	b := r.sandbox(allow(policy.Rule{Domain: "a.example", Ports: ports(7000)}))
 	c := b.must("a.example:7000")
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	go func() {
 		_, _ = c.Write([]byte{0})
 		_, _ = io.Copy(c, io.LimitReader(&pattern{at: 1}, size-1))

@@ -450,7 +450,7 @@ func TestAnAddressThatWasNotReadIsCutWhenNamesAreRejected(t *testing.T) {
 	b := r.sandbox(p)
 	c := b.must("203.0.113.1:7000")
 	echoes := func() error {
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 		_, _ = c.Write([]byte{0})
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
@@ -797,7 +797,7 @@ func TestDatagramsOfADeadPolicyStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	buf := make([]byte, 100)
 	_, _ = c.Write([]byte("open"))
 	if _, err := c.Read(buf); err != nil || <-got != "open" {

@@ -442,7 +442,7 @@ func (b *box) ask(name string, kind uint16) (*dns.Msg, error) {
 		return nil, err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	q := new(dns.Msg).SetQuestion(dns.Fqdn(name), kind)
 	conn := &dns.Conn{Conn: c}
 	if err := conn.WriteMsg(q); err != nil {
@@ -608,7 +608,7 @@ func (b *box) events(match func(*sandseav1.NetworkEvent) bool) *sandseav1.Networ
 	b.r.t.Helper()
 	var got *sandseav1.NetworkEvent
 	var seen []*sandseav1.NetworkEvent
-	ok := wait.For(5*time.Second, func() bool {
+	ok := wait.For(20*time.Second, func() bool {
 		var err error
 		if seen, _, _, err = flowlog.Read(filepath.Join(b.r.dir, "flows"), b.desc.ID, 0, 1000); err != nil {
 			b.r.t.Fatal(err)

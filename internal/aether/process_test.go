@@ -44,7 +44,7 @@ func (r *rig) start() *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	socket := filepath.Join(r.dir, "run", "aether.sock")
-	wait.Until(r.t, 10*time.Second, func() bool {
+	wait.Until(r.t, 30*time.Second, func() bool {
 		c, err := wire.Dial(r.t.Context(), socket, dataID)
 		if err != nil {
 			return false
