@@ -230,7 +230,11 @@ func (p *process) serve(ctx context.Context, ln *scm.Listener, s *sockets, dbg n
 	}
 	transparent := door.Flows(s.transparent, p.roster, mostThroughGate)
 	datagrams := p.forwarder.Datagrams(s.datagrams, p.edge.UDP)
-	g.Go(func() error { return p.edge.Serve(ctx, ln) })
+	g.Go(func() error {
+		err := p.edge.Serve(ctx, ln)
+		// What the edge told last may have come behind the end of all flows below.
+		return errors.Join(err, p.roster.Sync(nil))
+	})
 	for range resolvers {
 		g.Go(func() error { return p.resolver.ServeUDP(s.dnsUDP) })
 	}
