@@ -157,7 +157,8 @@ func isEnd(err error) bool {
 	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed)
 }
 
-// counted is a connection to a target whose flow has no connection of its own: a request through the proxy.
+// counted is a connection to a target whose flow has no connection of its own: a request through the proxy. A cut ends
+// the request, which takes a moment; nothing passes meanwhile.
 type counted struct {
 	net.Conn
 	flow *roster.Flow
@@ -168,10 +169,16 @@ func (c *counted) Read(b []byte) (int, error) {
 	if cerr := c.flow.Received(n); cerr != nil {
 		return 0, cerr
 	}
+	if c.flow.Cause() != nil {
+		return 0, errCut
+	}
 	return n, err
 }
 
 func (c *counted) Write(b []byte) (int, error) {
+	if c.flow.Cause() != nil {
+		return 0, errCut
+	}
 	n, err := c.Conn.Write(b)
 	if cerr := c.flow.Sent(n); cerr != nil && err == nil {
 		err = cerr

@@ -46,7 +46,8 @@ func (q *Requests) Local(w http.ResponseWriter, r *http.Request) {
 	q.f.serveGateway(&tally{w, flow}, r.WithContext(ctx), flow)
 }
 
-// tally is the answer of a package service to a request that came to a proxy, whose connection is no flow that counts.
+// tally is the answer of a package service to a request that came to a proxy, whose connection is no flow that counts, or
+// is cut.
 type tally struct {
 	http.ResponseWriter
 	flow *roster.Flow
@@ -54,6 +55,9 @@ type tally struct {
 
 // Write counts.
 func (t *tally) Write(b []byte) (int, error) {
+	if t.flow.Cause() != nil {
+		return 0, errCut
+	}
 	n, err := t.ResponseWriter.Write(b)
 	if cerr := t.flow.Received(n); cerr != nil && err == nil {
 		err = cerr
