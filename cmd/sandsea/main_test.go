@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -33,7 +32,10 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"sandsea": main, "sandsea-mistaken": mistaken})
 }
 
-type serverKey struct{}
+type (
+	serverKey struct{}
+	holdKey   struct{}
+)
 
 // TestStories runs the scripts of testdata/script, each with a server of its own. Beside the commands of testscript:
 //
@@ -42,8 +44,11 @@ type serverKey struct{}
 //	running N         waits until N commands run
 //	end ID CAUSE      ends a sandbox
 //	fail CALL KIND    lets the node's CALL fail from now on
-//	hold CALL [TIME]  lets the node's CALL hang from now on, for that long
+//	hold CALL         lets the node's CALL hang from now on
+//	held              waits until one hangs
 //	works             takes fail and hold back
+//	soon REGEXP CMD…  runs CMD, which tells only what it hears at once, until its standard output matches
+//	says FILE REGEXP  waits until FILE, which a program in the background writes, matches
 //	cutlinks          breaks every stream
 //	reboot            lets the node forget its sandboxes
 //	flow ID FILE      lets a file's events, JSON lines, happen in a sandbox's network
@@ -57,7 +62,7 @@ func TestStories(t *testing.T) {
 				return err
 			}
 			e.Defer(s.Close)
-			e.Values[serverKey{}] = s
+			e.Values[serverKey{}], e.Values[holdKey{}] = s, new(hold)
 			for k, v := range map[string]string{
 				"SANDSEA_URL": s.URL, "SANDSEA_TOKEN": s.Token, "LC_ALL": "C.UTF-8", "TERM": "xterm", "HOME": e.WorkDir,
 			} {
@@ -66,8 +71,8 @@ func TestStories(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code": withCode, "capture": capture, "running": running, "end": end, "fail": failCall, "hold": holdCall, "works": works,
-			"flow": flow,
+			"code": withCode, "capture": capture, "running": running, "end": end, "fail": failCall, "hold": holdCall, "held": held,
+			"works": works, "says": says, "soon": soon, "flow": flow,
 			"forget": func(ts *testscript.TestScript, _ bool, args []string) {
 				n, err := strconv.Atoi(args[1])
 				ts.Check(err)
@@ -128,33 +133,74 @@ func failCall(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func holdCall(ts *testscript.TestScript, _ bool, args []string) {
-	limit := forever
-	if len(args) > 1 {
-		var err error
-		limit, err = time.ParseDuration(args[1])
-		ts.Check(err)
-	}
-	testserverHolds(serverOf(ts), args[0], limit)
+	*ts.Value(holdKey{}).(*hold) = testserverHolds(serverOf(ts), args[0])
 }
 
-const forever = time.Duration(math.MaxInt64)
+func held(ts *testscript.TestScript, _ bool, _ []string) {
+	select {
+	case <-ts.Value(holdKey{}).(*hold).asked:
+	case <-time.After(limit):
+		ts.Fatalf("no such call in %s", limit)
+	}
+}
 
-// testserverHolds lets the node's call hang from now on, for so long.
-func testserverHolds(s *testserver.Server, held string, limit time.Duration) {
-	s.Edge.Before(func(ctx context.Context, call string) error {
-		if call != held {
+// hold is a call of the node that hangs.
+type hold struct {
+	asked chan struct{} // gets something when one hangs
+	open  chan struct{} // closed to let all go on
+}
+
+// testserverHolds lets the node's call hang from now on.
+func testserverHolds(s *testserver.Server, call string) hold {
+	h := hold{make(chan struct{}, 1), make(chan struct{})}
+	s.Edge.Before(func(ctx context.Context, c string) error {
+		if c != call {
 			return nil
 		}
 		select {
-		case <-time.After(limit):
+		case h.asked <- struct{}{}:
+		default:
+		}
+		select {
+		case <-h.open:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	})
+	return h
 }
 
-func works(ts *testscript.TestScript, _ bool, _ []string) { serverOf(ts).Edge.Before(nil) }
+func works(ts *testscript.TestScript, _ bool, _ []string) {
+	serverOf(ts).Edge.Before(nil)
+	if h := ts.Value(holdKey{}).(*hold); h.open != nil {
+		close(h.open)
+		*h = hold{}
+	}
+}
+
+func soon(ts *testscript.TestScript, _ bool, args []string) {
+	re, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	if !wait.For(limit, func() bool {
+		ts.Check(ts.Exec(args[1], args[2:]...))
+		return re.MatchString(ts.ReadFile("stdout"))
+	}) {
+		ts.Fatalf("%q", ts.ReadFile("stdout"))
+	}
+}
+
+func says(ts *testscript.TestScript, _ bool, args []string) {
+	re, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	var text []byte
+	if !wait.For(limit, func() bool {
+		text, _ = os.ReadFile(ts.MkAbs(args[0])) // it may not be there yet
+		return re.Match(text)
+	}) {
+		ts.Fatalf("%s: %q", args[0], text)
+	}
+}
 
 // program is a run of sandsea as a process.
 type program struct {
