@@ -80,12 +80,12 @@ func TestDebugTellsOfCallsAndNoSecrets(t *testing.T) {
 
 func TestACallHasALimit(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
-	testserverHolds(s, "create", forever)
+	testserverHolds(s, "create")
 	for timeout, want := range map[string]string{
-		"50ms": `^sandsea: create: no answer in 50 ms, it may exist\. Ask again with the same key: --key k-1\n$`,
-		"soon": `^sandsea: timeout soon: is no time span; write it as 30s or 2m\. See where it is set: sandsea config\n$`,
+		"500ms": `^sandsea: create: no answer in 500 ms, it may exist\. Ask again with the same key: --key k-1\n$`,
+		"soon":  `^sandsea: timeout soon: is no time span; write it as 30s or 2m\. See where it is set: sandsea config\n$`,
 	} {
-		r := program{args: []string{"create", "--key", "k-1"}, env: append(against(s), "SANDSEA_TIMEOUT="+timeout)}.run(t)
+		r := program{args: []string{"create", "--image", "py", "--key", "k-1"}, env: append(against(s), "SANDSEA_TIMEOUT="+timeout)}.run(t)
 		if r.code == 0 || !regexp.MustCompile(want).MatchString(r.stderr) {
 			t.Errorf("%s: %+v", timeout, r)
 		}
