@@ -27,7 +27,7 @@ func TestASessionIsATerminal(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
 	id := living(t, s)
 	x := onTerminal(t, 100, append(against(s), "TERM=xterm-kitty"), "exec", "-it", id, "--", "sh", "-c",
-		`tty >/dev/null && echo "TERM $TERM, $(stty size)"; trap 'stty size' WINCH; trap 'echo interrupted; go=1' INT
+		`trap 'stty size' WINCH; trap 'echo interrupted; go=1' INT; tty >/dev/null && echo "TERM $TERM, $(stty size)"
 		while [ -z "$go" ]; do sleep 0.05; done; read line; echo "<$line>"; exit 7`)
 	x.untilShown("TERM xterm-kitty, 50 100")
 	x.size(60)
