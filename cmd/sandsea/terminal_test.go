@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -298,7 +300,10 @@ func TestCtrlCGoesToTheCommandAndTwiceLeaves(t *testing.T) {
 	x.until("ready")
 	x.types("\x03")
 	x.until("caught")
-	x.types("\x03")
+	wait.Until(t, limit, func() bool { // two of them within two seconds
+		x.types("\x03")
+		return strings.Contains(x.text(), "is left to its idle limit")
+	}, "it leaves")
 	code, text := x.exits()
 	if code != 130 || !strings.Contains(text, "is left to its idle limit. End it: sandsea stop s") {
 		t.Errorf("exit %d, %q", code, text)
@@ -324,8 +329,17 @@ func TestTerminateGoesToTheCommand(t *testing.T) {
 func TestInputThatWaitsIsGivenUpOnCtrlC(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
 	id := strings.TrimSpace((program{args: []string{"create"}, env: against(s)}).run(t).stdout)
+	var asked atomic.Int32
+	s.Edge.Before(func(_ context.Context, call string) error {
+		if call == "get" {
+			asked.Add(1)
+		}
+		return nil
+	})
 	x := onTerminal(t, 80, against(s), "cp", "-", id+":/x")
-	time.AfterFunc(300*time.Millisecond, func() { x.types("\x03") })
+	// The second time is that of the upload, after the look at the destination.
+	wait.Until(t, limit, func() bool { return asked.Load() == 2 }, "it uploads")
+	x.types("\x03")
 	code, text := x.exits()
 	if code != 130 || !strings.Contains(text, "sandsea: interrupted: part of the tree may be in the sandbox") {
 		t.Errorf("exit %d, %q", code, text)
