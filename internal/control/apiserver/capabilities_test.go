@@ -93,7 +93,7 @@ func TestAFailedCreateNamesItsStage(t *testing.T) {
 	if sb.GetImageDigest() != string(digestOf("py")) || sb.GetConfig() == nil {
 		t.Errorf("the image in force is %q, %v", sb.GetImageDigest(), sb.GetConfig())
 	}
-	_, err = c.tryCreateWithin(t.Context(), spec(), "", time.Second)
+	_, err = c.tryCreateWithin(t.Context(), spec(), "", 3*time.Second)
 	if s, again := stage(err); s != errdefs.StageQueue || !again {
 		t.Errorf("no room: stage %q, retry %v: %v", s, again, err)
 	}

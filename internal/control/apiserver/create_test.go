@@ -256,7 +256,7 @@ func TestCreateWaitsForRoomUpToItsTimeout(t *testing.T) {
 			return errdefs.New(errdefs.Refused, "", "start limit 48")
 		})
 	}
-	_, err := h.admin().tryCreateWithin(t.Context(), spec(), "k", 300*time.Millisecond)
+	_, err := h.admin().tryCreateWithin(t.Context(), spec(), "k", 3*time.Second)
 	e := kindIs(t, err, errdefs.Exhausted)
 	if e.RetryAfter == 0 || !strings.Contains(e.Msg, "× start limit 48") || !strings.Contains(e.Msg, "(queue)") {
 		t.Errorf("got %v, retry after %s", e, e.RetryAfter)
@@ -491,7 +491,7 @@ func TestStoreAwayMakesCreatesUnavailableAndNothingElse(t *testing.T) {
 	began := time.Now()
 	_, err := c.tryCreate(t.Context(), spec(), "k")
 	kindIs(t, err, errdefs.Unavailable)
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > limit { // it does not wait for its 30 s
 		t.Errorf("took %s", took)
 	}
 	if _, err := c.processes.Run(t.Context(), connect.NewRequest(&pb.RunRequest{Id: sb.GetId()})); err != nil {
@@ -593,7 +593,7 @@ func TestTheTimeOfABatchIsThatOfAllItsItems(t *testing.T) {
 	h.edges[0].Refuse(func(string) error { return errdefs.New(errdefs.Refused, "", "full") })
 	begun := time.Now()
 	stream, err := c.sandboxes.CreateBatch(t.Context(), connect.NewRequest(&pb.CreateBatchRequest{
-		Spec: spec(), Count: 480, ReadyTimeoutMs: 500,
+		Spec: spec(), Count: 480, ReadyTimeoutMs: 1000,
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -606,8 +606,8 @@ func TestTheTimeOfABatchIsThatOfAllItsItems(t *testing.T) {
 		}
 		n++
 	}
-	// One turn after another, each with half a second of its own, would take five seconds and more.
-	if took := time.Since(begun); n != 480 || stream.Err() != nil || took > 4*time.Second {
+	// One turn after another, each with a second of its own, would take ten seconds and more.
+	if took := time.Since(begun); n != 480 || stream.Err() != nil || took > 8*time.Second {
 		t.Errorf("%d results in %v, %v", n, took, stream.Err())
 	}
 }
