@@ -133,7 +133,6 @@ func (s *Store) Watch(ctx context.Context, prefix string, rev int64) iter.Seq2[s
 					yield(store.Event{}, s.watchEnd(ctx))
 					return
 				}
-				heard = time.Now()
 				if resp.CompactRevision != 0 {
 					yield(store.Event{}, store.ErrCompacted)
 					return
@@ -151,8 +150,9 @@ func (s *Store) Watch(ctx context.Context, prefix string, rev int64) iter.Seq2[s
 						return
 					}
 				}
+				heard = time.Now() // the time of who watches is no silence of the store
 			case <-tick.C:
-				if time.Since(heard) > quiet {
+				if len(events) == 0 && time.Since(heard) > quiet {
 					// etcd's client goes on dialling in silence; whoever watches must know that it sees nothing.
 					yield(store.Event{}, unavailable("no sign of it for %s", quiet))
 					return
