@@ -38,7 +38,7 @@ func openCluster(t *testing.T) (*Store, *cluster.Authority) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Listener: ln, Identity: id})
+	s, err := Open(t.Context(), Config{Dir: t.TempDir(), CallTimeout: patience, Listener: ln, Identity: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func registration(t *testing.T, name string) []byte {
 func TestANodeKeepsItsRecords(t *testing.T) {
 	s, a := openCluster(t)
 	n := dialAs(t, s, invite(t, a, "n7"))
-	lease, err := n.Lease(t.Context(), 5*time.Second)
+	lease, err := n.Lease(t.Context(), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

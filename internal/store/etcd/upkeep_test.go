@@ -30,7 +30,7 @@ func fill(t *testing.T, s *Store) {
 func TestADatabaseThatWasFullTakesWritesAgain(t *testing.T) {
 	for name, restart := range map[string]bool{"while it runs": false, "at the next start": true} {
 		t.Run(name, func(t *testing.T) {
-			cfg := Config{Dir: t.TempDir(), Quota: 8 << 20, Upkeep: 200 * time.Millisecond}
+			cfg := Config{Dir: t.TempDir(), Quota: 8 << 20, Upkeep: 200 * time.Millisecond, CallTimeout: patience}
 			first := cfg
 			if restart {
 				first.Upkeep = time.Hour
