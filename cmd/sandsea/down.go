@@ -128,10 +128,11 @@ func (a *app) takeOver(ctx context.Context, path string) (dir *dataDir, ran bool
 			text, rerr := os.ReadFile(path + "/lock")
 			pid, perr := strconv.Atoi(strings.TrimSpace(string(text)))
 			if rerr == nil && perr == nil && pid > 1 {
-				if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+				err := syscall.Kill(pid, syscall.SIGTERM)
+				if err != nil && !errors.Is(err, syscall.ESRCH) { // it may end by itself at this moment
 					return nil, false, fmt.Errorf("end the daemon (pid %d): %w", pid, err)
 				}
-				ran = true
+				ran = err == nil
 			}
 		}
 		select {
