@@ -12,10 +12,12 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
+const limit = 20 * time.Second
+
 func TestWhateverLeavesTheHostIsSeenAndAnswered(t *testing.T) {
 	require.Root(t)
 	w := farside.New(t)
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), limit)
 	defer stop()
 	for _, to := range []string{"198.51.100.7:443", "169.254.169.254:80", "[2001:db8:1::5]:22"} {
 		at := netip.MustParseAddrPort(to)
@@ -36,7 +38,7 @@ func TestWhateverLeavesTheHostIsSeenAndAnswered(t *testing.T) {
 		if string(b) != "hello" || err != nil {
 			t.Errorf("%s answered %q, %v", to, b, err)
 		}
-		if !wait.For(5*time.Second, func() bool {
+		if !wait.For(limit, func() bool {
 			return len(w.Seen(func(p farside.Packet) bool { return p.To == at && p.Protocol == 6 })) > 0
 		}) {
 			t.Errorf("no packet to %s was captured", to)
@@ -47,7 +49,7 @@ func TestWhateverLeavesTheHostIsSeenAndAnswered(t *testing.T) {
 		_, _ = c.Write([]byte("x"))
 		_ = c.Close()
 	}
-	if !wait.For(5*time.Second, func() bool {
+	if !wait.For(limit, func() bool {
 		return len(w.Seen(func(p farside.Packet) bool { return p.To == at && p.Protocol == 17 })) == 1
 	}) {
 		t.Error("a datagram to nobody was not captured")
