@@ -65,8 +65,8 @@ func TestACallerMeasuresWhatItIsTold(t *testing.T) {
 	}{
 		{Order{Do: Resolve, To: names, Name: "far.bench.test"}, 1, false, "192.0.2.7"},
 		{Order{Do: Connect, To: at, Name: "far.bench.test"}, 1, false, "invalid IP"},
-		{Order{Do: Download, To: at, Name: "far.bench.test", N: 2, For: 50 * time.Millisecond}, 1, true, "invalid IP"},
-		{Order{Do: Upload, To: at, Name: "far.bench.test", N: 2, For: 50 * time.Millisecond}, 1, true, "invalid IP"},
+		{Order{Do: Download, To: at, Name: "far.bench.test", N: 2, For: 500 * time.Millisecond}, 1, true, "invalid IP"},
+		{Order{Do: Upload, To: at, Name: "far.bench.test", N: 2, For: 500 * time.Millisecond}, 1, true, "invalid IP"},
 		{Order{Do: Hold, To: at, Name: "far.bench.test", N: 100}, 100, false, "invalid IP"},
 	} {
 		r, err := line.Do(c.order)
