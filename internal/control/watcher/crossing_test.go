@@ -44,3 +44,28 @@ func TestWhatCrossesAnAnswerDoesNotTurnTheClockBack(t *testing.T) {
 	w.transition(m, &nodev1.FollowResponse{Seq: 4, What: "running", Sandbox: again})
 	living(1, "in a later epoch")
 }
+
+// TestARosterFromBeforeACreateTakesNothingAway has an answer come while a roster that knows nothing of it is on its way.
+func TestARosterFromBeforeACreateTakesNothingAway(t *testing.T) {
+	id, err := sandbox.Mint(1, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := New(Config{})
+	m := &member{number: 1, sandboxes: map[string]*pb.Sandbox{}}
+	w.nodes[1] = m
+	for what, known := range map[string]string{"of the edge that we follow": "a", "of a new edge": "b"} {
+		m.incarnation = known
+		roster := &nodev1.RosterResponse{Incarnation: "a"}
+		asked := time.Now()
+		w.Note(&pb.Sandbox{Id: string(id), Epoch: 1, State: pb.SandboxState_SANDBOX_STATE_RUNNING})
+		w.apply(m, roster, asked)
+		if _, ok := w.Sandbox(string(id)); !ok {
+			t.Errorf("%s: what was just made is gone", what)
+		}
+		w.apply(m, roster, time.Now())
+		if _, ok := w.Sandbox(string(id)); ok {
+			t.Errorf("%s: what the node has forgotten is there", what)
+		}
+	}
+}

@@ -104,7 +104,8 @@ type member struct {
 	seq         int64
 	cut         bool // the transitions behind seq are gone
 	sandboxes   map[string]*sandseav1.Sandbox
-	reachable   bool // the last word of the log
+	noted       map[string]time.Time // when Note took them over; a roster that was asked for before may lack them
+	reachable   bool                 // the last word of the log
 }
 
 // New makes an empty picture.
@@ -222,7 +223,7 @@ func (w *Watcher) register(ctx context.Context, p store.Pair) {
 	if m != nil { // moved: keep what is known until it answers from its new place
 		m.stop(errMoved)
 		fresh.state, fresh.caps, fresh.seenAt, fresh.sandboxes = m.state, m.caps, m.seenAt, m.sandboxes
-		fresh.incarnation, fresh.seq, fresh.cut = m.incarnation, m.seq, m.cut
+		fresh.incarnation, fresh.seq, fresh.cut, fresh.noted = m.incarnation, m.seq, m.cut, m.noted
 	}
 	w.nodes[n] = fresh
 	w.publishLocked()
@@ -357,6 +358,13 @@ func (w *Watcher) apply(m *member, r *nodev1.RosterResponse, at time.Time) (afte
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m.state, m.caps, m.seenAt = r.GetNode(), caps, at
+	for id, when := range m.noted {
+		if when.Before(at) {
+			delete(m.noted, id)
+		} else if s := m.sandboxes[id]; s != nil && now[id] == nil {
+			now[id] = s
+		}
+	}
 	if !m.reachable {
 		m.reachable = true
 		w.log.Info("node answers", "node", m.number, "name", m.reg.Name, "sandboxes", len(now))
@@ -441,6 +449,10 @@ func (w *Watcher) Note(s *sandseav1.Sandbox) {
 	}
 	if old := m.sandboxes[s.GetId()]; old == nil || overtaken(old, s) {
 		m.sandboxes[s.GetId()] = sandboxpb.Brief(s)
+		if m.noted == nil {
+			m.noted = map[string]time.Time{}
+		}
+		m.noted[s.GetId()] = time.Now()
 	}
 }
 
