@@ -36,6 +36,10 @@ const (
 	Gap = "/fake/gap"
 )
 
+// lingers is how long output may come after its command has ended: a background child keeps the pipe or the terminal. It
+// is long, since what is still on its way then would be lost on a busy machine.
+const lingers = 2 * time.Second
+
 // proc is a command with its record.
 type proc struct {
 	box     *box
@@ -179,7 +183,7 @@ func (p *proc) begin(stdin bool) *pb.StartFailure {
 			cmd.Env = append(cmd.Env, k+"="+v)
 		}
 	}
-	cmd.WaitDelay = 200 * time.Millisecond // a background child keeps the pipe
+	cmd.WaitDelay = lingers
 	read := func() {}
 	if size := p.info.GetTerminal(); size != nil {
 		var err error
@@ -257,7 +261,7 @@ func (p *proc) onTerminal(cmd *exec.Cmd, size *pb.TerminalSize) (read func(), er
 		_ = theirs.Close()
 		select {
 		case <-done:
-		case <-time.After(200 * time.Millisecond): // a background child keeps the terminal
+		case <-time.After(lingers):
 		}
 		_ = ours.Close()
 		<-done
