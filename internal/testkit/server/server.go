@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/internal/linux/netns"
 	"github.com/sandsea/sandsea/internal/testkit/output"
@@ -259,7 +261,11 @@ func (s *Server) Pid(part string) int {
 	}
 	socket := filepath.Join(s.Dir, "run", part+".sock")
 	for pid, argv := range commandLines() {
-		if len(argv) > 3 && argv[1] == part && slices.Contains(argv, socket) {
+		if len(argv) <= 3 || argv[1] != part || !slices.Contains(argv, socket) {
+			continue
+		}
+		// Each part leads a session; a child that has not called exec yet has its parent's arguments and does not.
+		if session, err := unix.Getsid(pid); err == nil && session == pid {
 			return pid
 		}
 	}
