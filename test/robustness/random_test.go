@@ -161,6 +161,7 @@ func TestRandomTrafficUnderRandomKills(t *testing.T) {
 			return nil
 		})
 	}
+	own := open(t, s)
 	r := rand.New(rand.NewPCG(uint64(seed), 1000))
 	killed := map[string]int{}
 	for time.Now().Before(end) && !t.Failed() {
@@ -180,16 +181,20 @@ func TestRandomTrafficUnderRandomKills(t *testing.T) {
 		wait.Until(t, 20*time.Second, func() bool { return s.Pid("keeper") != 0 && s.Pid("spawner") != 0 }, "all parts are back")
 		// The new keeper has everything once a command runs.
 		if err := insist(t, "after a kill", func(ctx context.Context) error {
-			for _, err := range s.Client.List(ctx, nil) {
-				return err
+			res, err := own.Run(ctx, client.Argv("true"))
+			if err == nil && res.GetResult().GetExitCode() != 0 {
+				err = fmt.Errorf("true: %v", res.GetResult())
 			}
-			return nil
+			return err
 		}); err != nil {
 			t.Error(err)
 		}
 		pause(t, 150*time.Millisecond)
 	}
 	_ = g.Wait()
+	if err := own.Stop(within(t, 30*time.Second)); err != nil {
+		t.Error(err)
+	}
 	t.Logf("%d rollouts right under %v kills", done, killed)
 	onlyGroups(t, s, 0)
 }
