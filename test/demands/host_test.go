@@ -15,7 +15,8 @@ func TestTheSandboxFindsItselfByName(t *testing.T) {
 	t.Parallel()
 	sb := open(t)
 	for _, name := range []string{"localhost", `"$(hostname)"`} {
-		got := run(t, sb, client.Shell(`echo hello | nc -l -p 4321 >/tmp/got & usleep 300000; echo hi | nc -w 3 `+name+` 4321; wait; cat /tmp/got`))
+		got := run(t, sb, client.Shell(`echo hello | nc -l -p 4321 >/tmp/got &
+			until netstat -ltn | grep -q :4321; do usleep 20000; done; echo hi | nc -w 3 `+name+` 4321; wait; cat /tmp/got`))
 		if out := string(got.GetStdout()); !strings.Contains(out, "hi\n") {
 			t.Errorf("%s: %q, %q", name, out, got.GetStderr())
 		}
