@@ -136,11 +136,11 @@ func TestD04ATimeOutKillsTheTreeAndKeepsTheOutput(t *testing.T) {
 	sb := open(t)
 	cmd := client.Shell(`trap '' TERM; setsid sh -c 'trap "" TERM; sleep 1001' & (sleep 1002 &); nohup sleep 1003 >/dev/null 2>&1 &
 		echo so far; echo and here >&2; sleep 1004`)
-	cmd.TimeoutMs = 2000
+	cmd.TimeoutMs = 3000
 	began := time.Now()
 	res := run(t, sb, cmd)
 	r, took := res.GetResult(), time.Since(began)
-	if !r.GetTimedOut() || r.GetExitCode() != 124 || r.GetWallUs() < 1_900_000 || took > 7*time.Second {
+	if !r.GetTimedOut() || r.GetExitCode() != 124 || r.GetWallUs() < 2_900_000 || took > 30*time.Second {
 		t.Errorf("%v after %s", r, took)
 	}
 	if string(res.GetStdout()) != "so far\n" || string(res.GetStderr()) != "and here\n" {

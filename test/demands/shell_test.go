@@ -62,7 +62,7 @@ func TestD18AShellSessionAnswersEveryPieceOfScript(t *testing.T) {
 		}
 	}
 	// It survives a time-out and an interrupt.
-	res := ask("X=lost; echo before; sleep 1000", 700)
+	res := ask("X=lost; echo before; sleep 1000", 3000)
 	if !res.GetRun().GetResult().GetTimedOut() || string(res.GetRun().GetStdout()) != "before\n" || !res.GetStateLost() {
 		t.Errorf("timed out: %v", res)
 	}

@@ -359,7 +359,7 @@ func TestATimeLimitEndsATerminal(t *testing.T) {
 	t.Parallel()
 	sb := open(t)
 	cmd := client.Shell("echo so far; trap '' INT TERM HUP; while :; do sleep 1; done")
-	cmd.TimeoutMs = 500
+	cmd.TimeoutMs = 3000
 	out, last := newConsole(t, sb, cmd).end()
 	if r := last.GetResult(); out != "so far\r\n" || !r.GetTimedOut() || r.GetExitCode() != 124 {
 		t.Errorf("%q, %v", out, last)

@@ -93,7 +93,7 @@ func rollout(t testing.TB, s *server.Server, name string, r *rand.Rand) error {
 		}
 		cmd := client.Shell(fmt.Sprintf("echo once >>/tmp/count-%d; seq 1 %d; cat %s >&2; sleep 0.0%d; %s", step, lines, path, r.IntN(10), last))
 		if kind == 0 {
-			cmd.TimeoutMs = int64(1000 + r.IntN(500))
+			cmd.TimeoutMs = int64(3000 + r.IntN(500))
 		}
 		var res *sandseav1.RunResponse
 		err = insist(t, name+": run", func(ctx context.Context) (err error) {
