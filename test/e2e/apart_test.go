@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -148,9 +147,7 @@ func TestApart(t *testing.T) {
 		if on["n1"] != 1 || on["n2"] != 3 {
 			t.Errorf("placed %v", on)
 		}
-		ctx, done := context.WithTimeoutCause(t.Context(), 3*time.Second, context.DeadlineExceeded)
-		defer done()
-		_, err := s.Client.Sandboxes.Create(ctx, connect.NewRequest(&sandseav1.CreateSandboxRequest{Spec: spec(), ReadyTimeoutMs: 2000}))
+		_, err := s.Client.Sandboxes.Create(within(t, patience), connect.NewRequest(&sandseav1.CreateSandboxRequest{Spec: spec(), ReadyTimeoutMs: 2000}))
 		if e := errdefs.KindOf(err); e != errdefs.Exhausted {
 			t.Errorf("a fifth sandbox: %v", err)
 		}
