@@ -215,6 +215,11 @@ func jobs(t *testing.T, sb *client.Sandbox, shell ...string) {
 	c.expect("ready> ")
 	c.send("fg\n")
 	c.expect("sleep 1000\r\n")
+	// A shell says so before it gives the terminal away.
+	wait.Until(t, 20*time.Second, func() bool {
+		const front = `read -r _ _ _ _ group _ _ front _ </proc/$(pidof sleep)/stat && [ $group = $front ]`
+		return run(t, sb, client.Shell(front)).GetResult().GetExitCode() == 0
+	}, "it is in the foreground")
 	c.send("\x03")
 	c.expect("ready> ")
 	c.send("echo status $?; exit 9\n")
