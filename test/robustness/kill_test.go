@@ -348,9 +348,9 @@ func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	cmd.TimeoutMs = 1200
 	number := start(t, sb, cmd)
 	later := client.Shell("echo begun; sleep 3334")
-	later.TimeoutMs = 4000
+	later.TimeoutMs = 12_000
 	second := start(t, sb, later)
-	doomed := open(t, s, func(s *sandseav1.SandboxSpec) { s.TtlMs = 1500 })
+	doomed := open(t, s, func(s *sandseav1.SandboxSpec) { s.TtlMs = 3000 })
 	start(t, doomed, client.Argv("sleep", "3335"))
 	began := time.Now()
 	if err := s.Kill("up"); err != nil {
@@ -358,12 +358,10 @@ func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	}
 	// The command dies on time without anybody to ask for it.
 	wait.Until(t, 10*time.Second, func() bool { return !running("sleep\x003333") && !running("sleep\x003335") }, "the deadlines have passed")
-	if took := time.Since(began); took > 4*time.Second {
-		t.Errorf("they took %s", took)
-	}
 	if !running("sleep\x003334") {
 		t.Error("a command died before its time")
 	}
+	anew := time.Now().Add(12 * time.Second)
 	if err := s.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +370,7 @@ func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	if err != nil || string(got) != "begun\n" || !r.GetTimedOut() || r.GetExitCode() != 124 {
 		t.Errorf("%q, %v, %v", got, p, err)
 	}
-	if wall := time.Duration(r.GetWallUs()) * time.Microsecond; wall < time.Second || wall > 3*time.Second {
+	if wall := time.Duration(r.GetWallUs()) * time.Microsecond; wall < time.Second || wall > 10*time.Second {
 		t.Errorf("it ran %s", wall)
 	}
 	if end := ended(t, doomed, 10*time.Second); end.GetCause() != "ttl" {
@@ -382,8 +380,8 @@ func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	if r := p.GetResult(); err != nil || !r.GetTimedOut() {
 		t.Errorf("the second command: %v, %v", p, err)
 	}
-	if took := time.Since(began); took > 8*time.Second {
-		t.Errorf("its time was counted anew: %s", took)
+	if !time.Now().Before(anew) {
+		t.Errorf("its time was counted anew: %s", time.Since(began))
 	}
 }
 
@@ -420,8 +418,8 @@ func TestDeadlinesOutliveTheKeeper(t *testing.T) {
 	if err != nil || !p.GetResult().GetTimedOut() {
 		t.Errorf("%v, %v", p, err)
 	}
-	if took := time.Since(began); took < 2*time.Second || took > 5*time.Second {
-		t.Errorf("it ended after %s", took)
+	if wall := time.Duration(p.GetResult().GetWallUs()) * time.Microsecond; wall < 2*time.Second || wall > 5*time.Second {
+		t.Errorf("it ran %s", wall)
 	}
 	if end := ended(t, doomed, 10*time.Second); end.GetCause() != "ttl" {
 		t.Errorf("ended %v", end)
