@@ -245,7 +245,7 @@ func process(t testing.TB, sb *client.Sandbox, number int64) *sandseav1.Process 
 // gone waits until no process of the sandbox has the text in its arguments.
 func gone(t testing.TB, sb *client.Sandbox, text string) {
 	t.Helper()
-	wait.Until(t, 10*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), text) }, text+" is gone")
+	wait.Until(t, 30*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), text) }, text+" is gone")
 }
 
 func info(t testing.TB, sb *client.Sandbox) *sandseav1.Sandbox {

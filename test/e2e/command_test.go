@@ -203,14 +203,14 @@ func TestACallerWhoLeavesTakesTheTreeAlongUnlessThereIsAKey(t *testing.T) {
 			_, err := sb.RunRequest(ctx, &sandseav1.RunRequest{Command: client.Shell(line), Key: key})
 			return err
 		})
-		wait.Until(t, 10*time.Second, func() bool { return strings.Count(sh(t, sb, "ps -o args"), "sleep 4242\n") == 2 }, "it runs")
+		wait.Until(t, 30*time.Second, func() bool { return strings.Count(sh(t, sb, "ps -o args"), "sleep 4242\n") == 2 }, "it runs")
 		stop(errors.New("the caller leaves"))
 		if err := g.Wait(); !errors.Is(err, errdefs.Canceled) {
 			t.Errorf("the caller gets %v", err)
 		}
 	}
 	leave("")
-	wait.Until(t, 5*time.Second, func() bool { return strings.Count(sh(t, sb, "ps -o args"), "sleep 4242") == 0 },
+	wait.Until(t, 20*time.Second, func() bool { return strings.Count(sh(t, sb, "ps -o args"), "sleep 4242") == 0 },
 		"the tree is gone")
 	leave("kept")
 	if got := sh(t, sb, "sleep 0.5; ps -o args"); strings.Count(got, "sleep 4242\n") != 2 {
@@ -527,7 +527,7 @@ func TestSignalsReachTheFirstProcessOrTheTree(t *testing.T) {
 	if err := sb.Signal(ctx, tree, 9, true); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, 5*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), "sleep 777") }, "the tree is gone")
+	wait.Until(t, 20*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), "sleep 777") }, "the tree is gone")
 	for _, sig := range []int{0, -1, 65} {
 		if err := sb.Signal(ctx, tree, sig, false); !errors.Is(err, errdefs.Invalid) {
 			t.Errorf("signal %d: %v", sig, err)
@@ -623,7 +623,7 @@ func TestAStreamedStartTellsTheWholeStory(t *testing.T) {
 		}
 		break
 	}
-	wait.Until(t, 5*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), "sleep 555") }, "it is gone")
+	wait.Until(t, 20*time.Second, func() bool { return !strings.Contains(sh(t, sb, "ps -o args"), "sleep 555") }, "it is gone")
 }
 
 func TestLargeOutputComesWhole(t *testing.T) {

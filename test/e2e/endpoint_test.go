@@ -438,7 +438,7 @@ func TestInboundPortsAreThePhasesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Old connections are cut within 2 s.
-	wait.Until(t, 10*time.Second, func() bool {
+	wait.Until(t, 30*time.Second, func() bool {
 		status, kind, _ := in.get(t, "")
 		return status == http.StatusForbidden && kind == "denied"
 	}, "the closed phase holds for endpoints")

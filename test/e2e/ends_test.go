@@ -101,7 +101,7 @@ func TestACommandUnderWayWhenTheSandboxStopsIsAnErrorWithTheCause(t *testing.T) 
 		_, err := sb.Run(within(t, 30*time.Second), client.Argv("sleep", "8080"))
 		done <- err
 	}()
-	wait.Until(t, 10*time.Second, func() bool { return strings.Contains(sh(t, sb, "ps -o args"), "sleep 8080") }, "it runs")
+	wait.Until(t, 30*time.Second, func() bool { return strings.Contains(sh(t, sb, "ps -o args"), "sleep 8080") }, "it runs")
 	if err := sb.Stop(within(t, 30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestAWorkloadThatFillsItsProcessesIsAnsweredWithAType(t *testing.T) {
 	sb := open(t, func(s *sandseav1.SandboxSpec) { s.Limits.Pids = 16 })
 	number := start(t, sb, client.Shell("while :; do sleep 1000 & done 2>/dev/null; sleep 1000"))
 	// The shell that cannot fork any more may end, and free one.
-	wait.Until(t, 10*time.Second, func() bool { return info(t, sb).GetUsage().GetPids() >= 15 }, "all are used")
+	wait.Until(t, 30*time.Second, func() bool { return info(t, sb).GetUsage().GetPids() >= 15 }, "all are used")
 	res := run(t, sb, client.Argv("true"))
 	if r := res.GetResult(); r.GetExitCode() != 0 && r.GetStartFailure().GetKind() != "resources" {
 		t.Errorf("got %v", r)
@@ -159,7 +159,7 @@ func TestAWorkloadThatFillsItsProcessesIsAnsweredWithAType(t *testing.T) {
 	if err := sb.Signal(within(t, 10*time.Second), number, 9, true); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, 10*time.Second, func() bool { return info(t, sb).GetUsage().GetPids() < 8 }, "they are gone")
+	wait.Until(t, 30*time.Second, func() bool { return info(t, sb).GetUsage().GetPids() < 8 }, "they are gone")
 	sh(t, sb, "true")
 }
 

@@ -77,7 +77,7 @@ func TestEntrypointModes(t *testing.T) {
 			Mode: sandseav1.EntrypointMode_ENTRYPOINT_MODE_ARGV, Argv: []string{"sh", "-c", "echo bye; sleep 0.3; exit 7"},
 		}
 	})
-	if end := ended(t, argv, 10*time.Second); end.GetCause() != "completed" || !strings.Contains(end.GetDetail(), "7") || end.GetBy() != "workload" {
+	if end := ended(t, argv, 30*time.Second); end.GetCause() != "completed" || !strings.Contains(end.GetDetail(), "7") || end.GetBy() != "workload" {
 		t.Errorf("ended %v", end)
 	}
 	out, last := attach(t, argv, &sandseav1.AttachRequest{Number: 1})

@@ -64,14 +64,14 @@ func TestAForkBombStaysInItsSandbox(t *testing.T) {
 	if r := res.GetResult(); !r.GetTimedOut() && !strings.Contains(string(res.GetStderr()), "can't fork") {
 		t.Errorf("got %v %s", r, res.GetStderr())
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 25*time.Second {
 		t.Errorf("ended after %s", took)
 	}
 	sh(t, other, "true")
 	// Usable again, with all of its processes; what a shell that gave up has left is the workload's to end.
 	run(t, sb, client.Shell("kill -9 -1"))
 	var u *sandseav1.Usage
-	wait.Until(t, 5*time.Second, func() bool {
+	wait.Until(t, 20*time.Second, func() bool {
 		u = info(t, sb).GetUsage()
 		return u.GetPids() <= 2
 	}, "the bomb's processes are gone")

@@ -68,7 +68,7 @@ func attach(t testing.TB, sb *client.Sandbox, req *sandseav1.AttachRequest) (map
 func awaitOutput(t testing.TB, sb *client.Sandbox, number int64, want string) {
 	t.Helper()
 	var got []byte
-	ok := wait.For(10*time.Second, func() bool {
+	ok := wait.For(30*time.Second, func() bool {
 		out, _ := attach(t, sb, &sandseav1.AttachRequest{Number: number, NoFollow: true})
 		got = out[sandseav1.Stream_STREAM_STDOUT]
 		return bytes.HasPrefix(got, []byte(want))

@@ -179,7 +179,7 @@ func TestAnInterruptReachesTheForegroundOnly(t *testing.T) {
 		sleep 100; echo after $?; wait; echo all`))
 	c.expect("up\r\n")
 	// The shell gives the terminal to its foreground job.
-	wait.Until(t, 10*time.Second, func() bool { return running(t, sb, "sleep 100") })
+	wait.Until(t, 30*time.Second, func() bool { return running(t, sb, "sleep 100") })
 	c.send("\x03")
 	out, last := c.end()
 	if !strings.Contains(out, "after 130\r\n") || !strings.Contains(out, "background done\r\n") ||
@@ -206,7 +206,7 @@ func jobs(t *testing.T, sb *client.Sandbox, shell ...string) {
 	c.expect("ready> ")
 	c.send("sleep 1000\n")
 	c.expect("sleep 1000\r\n")
-	wait.Until(t, 10*time.Second, func() bool { return running(t, sb, "sleep 1000") })
+	wait.Until(t, 30*time.Second, func() bool { return running(t, sb, "sleep 1000") })
 	c.send("\x1a")
 	c.expect("Stopped")
 	c.expect("ready> ")
@@ -346,7 +346,7 @@ func TestTheEndOfASessionHangsUp(t *testing.T) {
 	}
 	c.expect("survived\r\n")
 	// It was in the foreground of a terminal that hung up.
-	wait.Until(t, 10*time.Second, func() bool { return !running(t, sb, "sleep 777") })
+	wait.Until(t, 30*time.Second, func() bool { return !running(t, sb, "sleep 777") })
 }
 
 func TestATerminalIsRecordedWhileItsFirstProcessRuns(t *testing.T) {

@@ -49,7 +49,7 @@ func groups(t testing.TB, s *server.Server) []string {
 func onlyGroups(t testing.TB, s *server.Server, n int) {
 	t.Helper()
 	var got []string
-	ok := wait.For(10*time.Second, func() bool {
+	ok := wait.For(30*time.Second, func() bool {
 		got = groups(t, s)
 		return len(got) >= n && len(got) <= n+spare
 	})
@@ -117,7 +117,7 @@ func TestCreatesInFlightAreUsableOrAbsentWhateverDies(t *testing.T) {
 			t.Errorf("%s killed: %d keys gave %d sandboxes", part, creates, len(ids))
 		}
 		var listed []string
-		wait.Until(t, 5*time.Second, func() bool {
+		wait.Until(t, 20*time.Second, func() bool {
 			listed = listed[:0]
 			for sb, err := range s.Client.List(within(t, 10*time.Second), &sandseav1.ListSandboxesRequest{}) {
 				if err != nil {
@@ -178,7 +178,7 @@ func TestStopsInFlightAreFinishedWhateverDies(t *testing.T) {
 		}
 		stopAll(t, s, ids)
 		for id := range ids {
-			if end := ended(t, s.Client.Sandbox(id), 10*time.Second); end.GetCause() != "stopped" {
+			if end := ended(t, s.Client.Sandbox(id), 30*time.Second); end.GetCause() != "stopped" {
 				t.Errorf("%s killed: %s ended %v", part, id, end)
 			}
 		}
@@ -239,7 +239,7 @@ func TestAStormOfKills(t *testing.T) {
 		if err := s.Kill("keeper"); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, 15*time.Second, func() bool { return s.Pid("keeper") != 0 }, "the keeper is back")
+		wait.Until(t, 20*time.Second, func() bool { return s.Pid("keeper") != 0 }, "the keeper is back")
 	}
 	serving(t, s, sb, time.Now())
 	if err := w.check(t); err != nil {

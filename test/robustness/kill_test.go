@@ -79,7 +79,7 @@ func (w *writer) check(t *testing.T) error {
 	}
 	var got []byte
 	var gotErr error
-	ok := wait.For(10*time.Second, func() bool {
+	ok := wait.For(30*time.Second, func() bool {
 		got, _, gotErr = recorded(ctx, w.sb, w.number, false)
 		return gotErr != nil || len(got) > w.seen
 	})
@@ -209,7 +209,7 @@ func killOnce(t *testing.T, s *server.Server, writers []*writer, part string, ro
 		}
 		t.Logf("up: ready after %s, %s after the kill", since(began), since(killed))
 	} else {
-		wait.Until(t, 5*time.Second, func() bool { pid := s.Pid(part); return pid != 0 && pid != before }, part+" is back")
+		wait.Until(t, 20*time.Second, func() bool { pid := s.Pid(part); return pid != 0 && pid != before }, part+" is back")
 		t.Logf("%s: another process after %s", part, since(killed))
 	}
 	used, made := serving(t, s, writers[0].sb, began)
@@ -295,9 +295,9 @@ func TestFastOutputIsWholeThoughItsRecorderDies(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wait.Until(t, 10*time.Second, func() bool { pid := s.Pid(part); return pid != 0 && pid != before }, part+" is back")
+		wait.Until(t, 30*time.Second, func() bool { pid := s.Pid(part); return pid != 0 && pid != before }, part+" is back")
 		// A command runs once both hold the sandbox again. With both away at once it would end, as it should.
-		wait.Until(t, 10*time.Second, func() bool {
+		wait.Until(t, 30*time.Second, func() bool {
 			_, err := sb.Run(within(t, 10*time.Second), client.Argv("true"))
 			return err == nil
 		}, part+" holds the sandbox")
@@ -324,7 +324,7 @@ func TestAnAnswerHoldsAllOutputThoughTheRecorderIsSlow(t *testing.T) {
 		res, err = sb.Run(within(t, 30*time.Second), client.Shell("sleep 0.5; seq 1 2000; echo over >&2; exit 3"))
 		return err
 	})
-	wait.Until(t, 10*time.Second, func() bool { return running("sleep\x000.5") }, "the command runs")
+	wait.Until(t, 30*time.Second, func() bool { return running("sleep\x000.5") }, "the command runs")
 	pid := s.Pid("keeper")
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -373,7 +373,7 @@ func TestDeadlinesHoldWhileTheDaemonIsAway(t *testing.T) {
 	if wall := time.Duration(r.GetWallUs()) * time.Microsecond; wall < time.Second || wall > 10*time.Second {
 		t.Errorf("it ran %s", wall)
 	}
-	if end := ended(t, doomed, 10*time.Second); end.GetCause() != "ttl" {
+	if end := ended(t, doomed, 30*time.Second); end.GetCause() != "ttl" {
 		t.Errorf("ended %v", end)
 	}
 	_, p, err = recorded(within(t, 20*time.Second), sb, second, true)
@@ -411,7 +411,7 @@ func TestDeadlinesOutliveTheKeeper(t *testing.T) {
 		if err := s.Kill("keeper"); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, 5*time.Second, func() bool { return s.Pid("keeper") != 0 }, "another keeper")
+		wait.Until(t, 20*time.Second, func() bool { return s.Pid("keeper") != 0 }, "another keeper")
 		serving(t, s, sb, began)
 	}
 	_, p, err := recorded(within(t, 20*time.Second), sb, number, true)
@@ -421,7 +421,7 @@ func TestDeadlinesOutliveTheKeeper(t *testing.T) {
 	if wall := time.Duration(p.GetResult().GetWallUs()) * time.Microsecond; wall < 2*time.Second || wall > 5*time.Second {
 		t.Errorf("it ran %s", wall)
 	}
-	if end := ended(t, doomed, 10*time.Second); end.GetCause() != "ttl" {
+	if end := ended(t, doomed, 30*time.Second); end.GetCause() != "ttl" {
 		t.Errorf("ended %v", end)
 	}
 }
@@ -439,7 +439,7 @@ func TestWithoutEdgeAndKeeperSandboxesEndAndNothingIsLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wait.Until(t, 10*time.Second, func() bool { return !running("sleep\x004321") }, "all processes of the sandboxes are gone")
+	wait.Until(t, 30*time.Second, func() bool { return !running("sleep\x004321") }, "all processes of the sandboxes are gone")
 	if err := s.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -483,7 +483,7 @@ func TestSIGTERMLeavesSandboxesAndTheNextStartTakesThemBack(t *testing.T) {
 		}
 		return nil
 	})
-	wait.Until(t, 10*time.Second, func() bool { return running("sleep\x005432") }, "the command runs")
+	wait.Until(t, 30*time.Second, func() bool { return running("sleep\x005432") }, "the command runs")
 	began := time.Now()
 	if err := s.Terminate(); err != nil {
 		t.Fatal(err)
@@ -505,7 +505,7 @@ func TestSIGTERMLeavesSandboxesAndTheNextStartTakesThemBack(t *testing.T) {
 		t.Error(err)
 	}
 	// What has ended is remembered, with its output; files work.
-	if end := ended(t, gone, 10*time.Second); end.GetCause() != "stopped" {
+	if end := ended(t, gone, 30*time.Second); end.GetCause() != "stopped" {
 		t.Errorf("ended before: %v", end)
 	}
 	got, p, err := recorded(within(t, 20*time.Second), gone, goneNumber, true)
@@ -538,7 +538,7 @@ func TestOneCommandUnderAKeyRunsOnceWhateverIsKilled(t *testing.T) {
 			_, _ = sb.RunRequest(within(t, 30*time.Second), req())
 			return nil
 		})
-		wait.Until(t, 10*time.Second, func() bool { return running(fmt.Sprintf("answer %d", n+3)) }, "the command runs")
+		wait.Until(t, 30*time.Second, func() bool { return running(fmt.Sprintf("answer %d", n+3)) }, "the command runs")
 		if err := s.Kill(part); err != nil {
 			t.Fatal(err)
 		}
@@ -585,7 +585,7 @@ func TestALiveProcessTakesInputAcrossARestart(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				wait.Until(t, 5*time.Second, func() bool { return s.Pid(part) != 0 }, "it is back")
+				wait.Until(t, 20*time.Second, func() bool { return s.Pid(part) != 0 }, "it is back")
 				serving(t, s, sb, time.Now())
 			}
 		}
