@@ -26,7 +26,7 @@ import (
 )
 
 // limit is how long Check waits for things to go: the kernel removes some of them in the background.
-const limit = 20 * time.Second
+const limit = 30 * time.Second
 
 var tags atomic.Int64
 

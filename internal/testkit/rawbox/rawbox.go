@@ -43,7 +43,7 @@ const (
 )
 
 // setupLimit bounds the set-up of a box, which takes milliseconds.
-const setupLimit = 10 * time.Second
+const setupLimit = 30 * time.Second
 
 var errSetupLimit = fmt.Errorf("no box in %s: %w", setupLimit, context.DeadlineExceeded)
 
@@ -229,9 +229,9 @@ func (b *Box) clean(t testing.TB) {
 		t.Error(err)
 	}
 	if b.Pid > 0 {
-		b.Wait(t, 10*time.Second)
+		b.Wait(t, 30*time.Second)
 	}
-	removed := wait.For(10*time.Second, func() bool {
+	removed := wait.For(30*time.Second, func() bool {
 		entries, err := os.ReadDir(b.Dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return true

@@ -17,7 +17,7 @@ import (
 )
 
 // leftLimit is how long the kernel may take to finish what was undone.
-const leftLimit = 20 * time.Second
+const leftLimit = 30 * time.Second
 
 // claims is where ranges of ids are claimed on this machine (package edge/uidrange).
 const claims = "/run/sandsea/uidrange"
