@@ -31,10 +31,10 @@ import (
 
 const patience = 30 * time.Second
 
-// freeAddress is an address that nobody listens at now: nodes must find the store at the same one after a restart.
+// freeAddress is an address that nobody listens at: nodes must find the store at the same one after a restart.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", server.OwnHost()+":0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -82,6 +83,12 @@ type Config struct {
 	NetNS string
 }
 
+// OwnHost is a loopback address that nobody else listens at. A port of it is still free after a restart; one of
+// 127.0.0.1 goes to whoever asks for any port meanwhile.
+func OwnHost() string {
+	return fmt.Sprintf("127.%d.%d.%d", 1+rand.N(254), rand.N(256), 1+rand.N(254))
+}
+
 // Launch starts a server and returns when it is ready.
 func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 	sweep(ctx)
@@ -89,7 +96,7 @@ func Launch(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: "127.0.0.1:0", daemon: cmp.Or(cfg.Daemon, "up"), netns: cfg.NetNS, log: &output.Buffer{}}
+	s := &Server{home: home, Dir: filepath.Join(home, "data"), addr: OwnHost() + ":0", daemon: cmp.Or(cfg.Daemon, "up"), netns: cfg.NetNS, log: &output.Buffer{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Down(context.WithoutCancel(ctx)))
