@@ -198,11 +198,14 @@ func TestD07WhoCancelsEndsTheTreeUnlessItIsDetachedOrKeyed(t *testing.T) {
 	gone(t, sb, "sleep 4001")
 	leave("4002", "kept")
 	start(t, sb, &sandseav1.StartRequest{Command: tree("4003")})
+	wait.Until(t, 20*time.Second, func() bool { return count("4003") == 2 }, "the tree")
 	for range sb.Start(within(t, 30*time.Second), &sandseav1.StartRequest{Command: tree("4004")}) {
 		break
 	}
 	gone(t, sb, "sleep 4004")
-	if k, d := count("4002"), count("4003"); k != 2 || d != 2 {
+	// A shell counts as well until it has become its last command.
+	var k, d int
+	if !wait.For(20*time.Second, func() bool { k, d = count("4002"), count("4003"); return k == 2 && d == 2 }) {
 		t.Errorf("left of the keyed one %d, of the detached one %d", k, d)
 	}
 }
