@@ -191,6 +191,8 @@ func (n networks) Log(ctx context.Context, r *connect.Request[pb.NetworkLogReque
 	ctx, done := n.e.breakable(ctx)
 	defer done()
 	for next := r.Msg.GetFromSeq(); ; {
+		// Asked first: what came before the end is told.
+		over := sandboxpb.Over(n.e.Change(r.Msg.GetId(), func(*pb.Sandbox) {}).GetState())
 		n.e.mu.Lock()
 		f := n.e.flowsLocked(r.Msg.GetId())
 		missing := max(0, f.gone-next)
@@ -198,7 +200,6 @@ func (n networks) Log(ctx context.Context, r *connect.Request[pb.NetworkLogReque
 		events := f.events[min(int64(len(f.events)), next-f.gone):]
 		events, woken := events[:min(most, len(events))], f.woken
 		n.e.mu.Unlock()
-		over := sandboxpb.Over(n.e.Change(r.Msg.GetId(), func(*pb.Sandbox) {}).GetState())
 		next += int64(len(events))
 		m := &pb.NetworkLogResponse{NextSeq: next, Missing: missing}
 		for _, e := range events {
