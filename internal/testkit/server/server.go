@@ -371,14 +371,19 @@ func sweep(ctx context.Context) {
 	}
 }
 
-// alive: there is such a process, and it is no zombie.
+// alive: there is such a process, and it is no zombie. A zombie with threads that have not ended has its files still.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	_, rest, _ := bytes.Cut(b, []byte(") "))
-	return len(rest) > 0 && rest[0] != 'Z'
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	const state, threads = 3 - 3, 20 - 3 // as proc(5) counts, from the third
+	if len(fields) <= threads {
+		return false
+	}
+	n, err := strconv.Atoi(string(fields[threads]))
+	return string(fields[state]) != "Z" || err == nil && n > 1
 }
 
 // Addr is the address of the API.
