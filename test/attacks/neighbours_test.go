@@ -191,11 +191,13 @@ func TestAStrangerWatchesNothing(t *testing.T) {
 	h := attacked(t)
 	victim := openAs(t, h.red)
 	for _, id := range []string{victim.ID, ""} {
-		ctx, done := context.WithTimeoutCause(t.Context(), 2*time.Second, errors.New("long enough"))
+		watching, done := context.WithCancel(within(t))
 		defer done()
-		began := make(chan struct{})
+		ctx := within(t)
+		ended := make(chan struct{})
 		go func() {
-			defer close(began)
+			defer close(ended)
+			defer time.AfterFunc(time.Second, done) // what is told comes by then
 			other, err := h.red.Create(ctx, spec(), "")
 			if err == nil {
 				err = other.Stop(ctx)
@@ -207,7 +209,7 @@ func TestAStrangerWatchesNothing(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		for ev, err := range h.blue.Watch(ctx, &sandseav1.WatchSandboxesRequest{Id: id}) {
+		for ev, err := range h.blue.Watch(watching, &sandseav1.WatchSandboxesRequest{Id: id}) {
 			if err == nil {
 				t.Errorf("blue is told of %v", ev)
 			}
@@ -215,7 +217,7 @@ func TestAStrangerWatchesNothing(t *testing.T) {
 				break
 			}
 		}
-		<-began
+		<-ended
 	}
 }
 
