@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -313,17 +314,9 @@ func TestKillingEverythingKillsOnlyWhatIsInside(t *testing.T) {
 	mine := begin(t, sb, client.Argv("sleep", "600"))
 	run(t, sb, client.Shell("kill -9 -1"))
 	run(t, sb, client.Argv("/bin/busybox", "kill", "-9", "-1"))
-	procs, err := sb.Processes(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range procs {
-		if p.GetNumber() == mine && p.GetResult().GetSignalName() != "SIGKILL" {
-			t.Errorf("the sandbox's own process: %v", p)
-		}
-	}
+	isKilled(t, sb, mine)
 	works(t, within(t), sb)
-	procs, err = other.Processes(within(t))
+	procs, err := other.Processes(within(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,6 +325,20 @@ func TestKillingEverythingKillsOnlyWhatIsInside(t *testing.T) {
 			t.Errorf("a neighbour's process: %v", p)
 		}
 	}
+}
+
+// isKilled waits until a process has ended by SIGKILL: it may die some time after the signal was sent.
+func isKilled(t *testing.T, sb *client.Sandbox, number int64) {
+	t.Helper()
+	wait.Until(t, patience, func() bool {
+		procs, err := sb.Processes(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(procs, func(p *sandseav1.Process) bool {
+			return p.GetNumber() == number && p.GetResult().GetSignalName() == "SIGKILL"
+		})
+	}, "the process is killed")
 }
 
 func TestStoppingEverythingHoldsUpNobody(t *testing.T) {
@@ -350,18 +357,7 @@ func TestStoppingEverythingHoldsUpNobody(t *testing.T) {
 	if err := sb.Signal(within(t), mine, int(syscall.SIGKILL), true); err != nil {
 		t.Error(err)
 	}
-	wait.Until(t, patience, func() bool {
-		procs, err := sb.Processes(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range procs {
-			if p.GetNumber() == mine {
-				return p.GetResult().GetSignalName() == "SIGKILL"
-			}
-		}
-		return false
-	}, "the stopped process is killed")
+	isKilled(t, sb, mine)
 }
 
 func TestUsersInsideAreNobodyOutside(t *testing.T) {
