@@ -524,10 +524,18 @@ func TestWhatTheOutputHoldsIsWhatWasWritten(t *testing.T) {
 	h := attacked(t)
 	sb := h.open(t)
 	// Pages that are given to a pipe and written to afterwards, and a reader that takes from the recorder.
-	res := run(t, sb, client.Shell("echo one; (exec 3< /proc/self/fd/1 && timeout 1 cat <&3) 2>/dev/null >/tmp/stolen & "+
-		"sleep 0.3; echo two; wait; echo three"))
-	out := string(res.GetStdout())
-	if !strings.HasPrefix(out, "one\n") || !strings.HasSuffix(out, "three\n") {
+	number := begin(t, sb, client.Shell("echo one; until test -e /tmp/go; do sleep 0.05; done; "+
+		"(exec 3< /proc/self/fd/1 && timeout 1 cat <&3) 2>/dev/null >/tmp/stolen & sleep 0.3; echo two; wait; echo three"))
+	said(t, sb, number, "one") // before it is recorded it could be taken away
+	sh(t, sb, "touch /tmp/go")
+	var out strings.Builder
+	for ev, err := range sb.Attach(within(t), &sandseav1.AttachRequest{Number: number}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Write(ev.GetData().GetData())
+	}
+	if out := out.String(); !strings.HasPrefix(out, "one\n") || !strings.HasSuffix(out, "three\n") {
 		t.Errorf("%q", out)
 	}
 	// It may take its own bytes away, but a later command's record is whole.
