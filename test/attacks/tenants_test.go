@@ -91,7 +91,7 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 	if !about {
 		t.Fatal("it names no sandbox and is none of the general calls: which of the two is it?")
 	}
-	got := call(t, h, h.token(t, "blue"), m, req)
+	got := call(t, h, h.token(t, "blue"), m, req, patience)
 	if got.found() {
 		t.Errorf("a stranger gets %+v", got)
 	}
@@ -100,7 +100,7 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 	}
 	// A sandbox that never was looks the same.
 	none := strings.ReplaceAll(string(req), victim.ID, otherID(victim.ID))
-	if never := call(t, h, h.token(t, "blue"), m, []byte(none)); never.code != got.code && !never.found() {
+	if never := call(t, h, h.token(t, "blue"), m, []byte(none), patience); never.code != got.code && !never.found() {
 		t.Errorf("one that is not there answers %q, red's %q", never.code, got.code)
 	}
 	after, err := victim.Info(within(t))
@@ -120,7 +120,7 @@ func stranger(t *testing.T, h *house, m protoreflect.MethodDescriptor, name stri
 		t.Errorf("its process: %v", procs)
 	}
 	// The same request finds it for its owner: what the stranger met was no other mistake.
-	if own := call(t, h, h.token(t, "red"), m, req); !own.found() {
+	if own := call(t, h, h.token(t, "red"), m, req, 3*time.Second); !own.found() {
 		t.Errorf("the owner gets %+v", own)
 	}
 }
@@ -200,10 +200,10 @@ func (h *house) token(t *testing.T, name string) string {
 	return h.tokens[name]
 }
 
-// call speaks Connect with JSON, so that it needs no generated code of the call.
-func call(t *testing.T, h *house, token string, m protoreflect.MethodDescriptor, req []byte) answer {
+// call speaks Connect with JSON, so that it needs no generated code of the call. Within limit it is over or counts as found.
+func call(t *testing.T, h *house, token string, m protoreflect.MethodDescriptor, req []byte, limit time.Duration) answer {
 	t.Helper()
-	ctx, stop := context.WithTimeoutCause(t.Context(), 3*time.Second, errors.New("an endless stream"))
+	ctx, stop := context.WithTimeoutCause(t.Context(), limit, errors.New("an endless stream"))
 	defer stop()
 	streams := m.IsStreamingClient() || m.IsStreamingServer()
 	kind, body := "application/json", req
