@@ -45,6 +45,9 @@ func TestBombsAreContained(t *testing.T) {
 			sb := h.open(t)
 			cmd := client.Argv("/bin/attack", "bomb", c.kind)
 			cmd.TimeoutMs = fuse.Milliseconds()
+			if c.dies { // as soon as it has taken too much
+				cmd.TimeoutMs = (patience / 2).Milliseconds()
+			}
 			type end struct {
 				res *sandseav1.RunResponse
 				err error
