@@ -72,6 +72,7 @@ func TestAChangeCutsWhatItDoesNotAllow(t *testing.T) {
 		t.Fatal("the old connection goes on")
 	}
 	t.Logf("a phase is in force after %s, the old connection was cut after %s", inForce, time.Since(began))
+	wait.Until(t, patience, func() bool { return h.world.drips.Load() == 0 }, "the end of the answer on the far side")
 	time.Sleep(500 * time.Millisecond) // the far side acknowledges the end, and that is acknowledged
 	all := func(farside.Packet) bool { return true }
 	before := len(h.world.Seen(all))

@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,6 +69,8 @@ var zone = map[string]string{
 type outside struct {
 	*farside.World
 
+	drips atomic.Int64 // answers of /drip under way
+
 	mu    sync.Mutex
 	asked []string // guarded by mu: names asked of the resolver
 }
@@ -77,9 +80,9 @@ func newOutside(t *testing.T) *outside {
 	w := &outside{World: farside.New(t)}
 	go w.answerNames(w.Packets(t, netip.AddrPortFrom(resolver, 53)))
 	for _, port := range []uint16{80, 8080} {
-		serveHTTP(t, w.Listen(t, netip.AddrPortFrom(site, port)))
+		w.serveHTTP(t, w.Listen(t, netip.AddrPortFrom(site, port)))
 	}
-	serveTLS(t, w.Listen(t, netip.AddrPortFrom(site, 443)))
+	w.serveTLS(t, w.Listen(t, netip.AddrPortFrom(site, 443)))
 	echoTCP(w.Listen(t, direct))
 	for _, at := range []netip.AddrPort{datagram, clock} {
 		echoUDP(w.Packets(t, at))
@@ -126,21 +129,23 @@ func (w *outside) names() []string {
 	return append([]string(nil), w.asked...)
 }
 
-func serveHTTP(t *testing.T, l net.Listener) {
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func (w *outside) serveHTTP(t *testing.T, l net.Listener) {
+	srv := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/drip" { // a byte a tenth of a second, for as long as somebody listens
+			w.drips.Add(1)
+			defer w.drips.Add(-1)
 			for r.Context().Err() == nil {
-				_, _ = io.WriteString(w, ".")
-				_ = http.NewResponseController(w).Flush()
+				_, _ = io.WriteString(rw, ".")
+				_ = http.NewResponseController(rw).Flush()
 				time.Sleep(100 * time.Millisecond)
 			}
 			return
 		}
 		if r.URL.Path == "/file" {
-			http.ServeContent(&slow{w}, r, "file", time.Unix(1e9, 0), bytes.NewReader(file))
+			http.ServeContent(&slow{rw}, r, "file", time.Unix(1e9, 0), bytes.NewReader(file))
 			return
 		}
-		fmt.Fprintf(w, "far says %s%s\n", r.Host, r.URL.Path)
+		fmt.Fprintf(rw, "far says %s%s\n", r.Host, r.URL.Path)
 	}), ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
@@ -157,7 +162,7 @@ func (s *slow) Write(b []byte) (int, error) {
 	return s.ResponseWriter.Write(b)
 }
 
-func serveTLS(t *testing.T, l net.Listener) {
+func (w *outside) serveTLS(t *testing.T, l net.Listener) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -171,7 +176,7 @@ func serveTLS(t *testing.T, l net.Listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serveHTTP(t, tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}))
+	w.serveHTTP(t, tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}))
 }
 
 func echoTCP(l net.Listener) {
