@@ -9,7 +9,7 @@ import sys
 from sandsea import Client, ContainerRunArgs
 
 SERVER = 'while read a b; do echo "$a + $b = $((a + b))"; done; echo "bye" >&2'
-LOG = "for i in 1 2 3; do echo line $i; sleep 0.1; done"
+LOG = "echo first; until test -e /go; do sleep 0.1; done; echo second; echo third"
 
 
 async def main() -> None:
@@ -26,10 +26,11 @@ async def main() -> None:
         log = await sandbox.start(LOG, detached=True)  # it needs no reader, and no client
         first = await anext(aiter(log))
         await log.aclose()
+        await sandbox.files.write("/go", b"")
 
         after = first.offset + len(first.data)  # what was read once is not read again
-        async for output in sandbox.attach(log.number, stdout_offset=after):
-            print(f"from byte {output.offset}: {output.text}", end="")
+        rest = await sandbox.attach(log.number, stdout_offset=after).wait()
+        print(f"from byte {after}: {rest.stdout}", end="")
 
 
 asyncio.run(main())

@@ -40,8 +40,8 @@ SAYS = {
         1 + 2 = 3
         40 + 2 = 42
         bye, exit code 0
-        from byte 7: line 2
-        from byte 14: line 3
+        from byte 6: second
+        third
         """,
     "files": """\
         3 bytes
