@@ -10,6 +10,7 @@ import pickle
 import tarfile
 
 import pytest
+from waiting import until
 
 import sandsea
 import sandsea.sync
@@ -77,17 +78,14 @@ async def test_input_goes_to_a_live_process(server: Server) -> None:
 async def test_a_cancelled_run_kills_the_command(server: Server) -> None:
     async with connect(server) as c, await c.run_container(ARGS) as sb:
         task = asyncio.ensure_future(sb.run(["sleep", "88"]))
-        for _ in range(100):
-            if await sb.processes():
-                break
-            await asyncio.sleep(0.05)
+
+        async def in_state(state: str) -> bool:
+            return [p.state for p in await sb.processes()] == ["PROCESS_STATE_" + state]
+
+        await until(lambda: in_state("RUNNING"), "the command runs")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for _ in range(100):
-            if (await sb.processes())[0].state != "PROCESS_STATE_RUNNING":
-                break
-            await asyncio.sleep(0.05)
-        assert (await sb.processes())[0].state == "PROCESS_STATE_EXITED"
+        await until(lambda: in_state("EXITED"), "the command has ended")
 
 
 async def test_big_output_is_cut_in_the_middle(server: Server) -> None:
@@ -212,8 +210,10 @@ def test_a_handle_travels(server: Server, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_synchronous_front_does_the_same(server: Server) -> None:
     with sandsea.sync.Client(server[0], token_file=server[1]) as c, c.run_container(ARGS) as sb:
         assert sb.run_shell("cat", stdin="x" * 3_000_000, max_output=8 << 20).stdout == "x" * 3_000_000
-        p = sb.start(["sh", "-c", "echo a; sleep 0.1; echo b"])
-        assert [o.text for o in p] == ["a\n", "b\n"]
+        p = sb.start(["sh", "-c", "echo a; until test -e /go; do sleep 0.05; done; echo b"])
+        assert next(p).text == "a\n"
+        sb.files.write("/go", "")
+        assert [o.text for o in p] == ["b\n"]
         sb.files.write("/w/a", "text")
         assert sb.files.read_text("/w/a") == "text"
         buf = io.BytesIO()
