@@ -129,8 +129,14 @@ async def test_d7_a_cancelled_call_kills_the_tree(sb: Sandbox) -> None:
 
 
 async def test_d7_a_time_limit_of_the_caller_kills_the_tree(sb: Sandbox) -> None:
+    task = asyncio.ensure_future(sb.run("sleep 78"))
+
+    async def runs() -> bool:
+        return "sleep 78" in await commands_in(sb)
+
+    await until(runs, "the command runs")
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(sb.run("sleep 78"), 0.5)
+        await asyncio.wait_for(task, 0.1)
     assert "sleep 78" not in await commands_in(sb)
 
 
@@ -254,10 +260,11 @@ async def test_d14_bytes_become_text_as_the_caller_says(sb: Sandbox) -> None:
 
 
 async def test_d15_a_command_outlives_its_stream(sb: Sandbox) -> None:
-    p = await sb.start("echo one; sleep 0.3; echo two; exit 5", detached=True)
+    p = await sb.start("echo one; until test -e /go; do sleep 0.05; done; echo two; exit 5", detached=True)
     assert await p.poll() is None
     first = await anext(aiter(p))
     await p.aclose()
+    await sb.files.write("/go", "")
     rest = sb.attach(p.number, stdout_offset=first.offset + len(first.data))
     r = await rest.wait()
     assert (first.text + r.stdout, r.exit_code) == ("one\ntwo\n", 5)
