@@ -552,18 +552,23 @@ async def test_a_stop_without_an_answer_does_not_keep_a_client_open(
     await c.close()
 
 
-async def test_who_loses_the_connection_stops_what_was_made_before_the_client_is_closed(fake: Fake) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_who_loses_the_connection_stops_what_was_made_before_the_client_is_closed(
+    fake: Fake, begun: bool
+) -> None:
     fake.line_up("Create", Reply(SANDBOX))
-    fake.line_up("Start", Stream(started(4), end="silent"))
+    fake.line_up("Start", Stream(*([started(4)] if begun else []), end="silent"))
     fake.line_up("Stop", Reply(SANDBOX))
+    commands: list[sandsea.Process] = []
 
     async def use(c: Client) -> None:
-        async with c.run_container() as sb:
-            await sb.run(["x"])
+        async with c.run_container() as sb, sb.start(["x"]) as p:
+            commands.append(p)
+            await p.wait()
 
     async with Client(fake.url, token="t") as c:
         user = asyncio.ensure_future(use(c))
-        await until(lambda: bool(fake.calls("Start")), "the command runs")
+        await until(lambda: bool(fake.calls("Start")) and (not begun or bool(commands)), "the command runs")
     assert len(fake.calls("Stop")) == 1
     with pytest.raises(sandsea.OutcomeUnknown):
         await user

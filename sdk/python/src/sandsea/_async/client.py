@@ -429,6 +429,7 @@ class Messages:
         self._link = link
         self._frames = core.Frames(filename)
         self._ready: deque[Json] = deque()
+        self._pool: httpx.AsyncClient | None = None
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._over = False
@@ -469,7 +470,7 @@ class Messages:
 
     async def _open(self) -> AsyncIterator[bytes]:
         c = self._client
-        pool = c._pool()
+        pool = self._pool = c._pool()
         request = pool.build_request(
             "POST",
             self._path,
@@ -485,6 +486,11 @@ class Messages:
             core.answer(r.status_code, await r.aread(), self._filename, r.headers.get("retry-after"))
         self._chunks = r.aiter_raw()
         return self._chunks
+
+    @property
+    def hung_up(self) -> bool:
+        """It was this side that closed the connection, with all of the client's."""
+        return self._pool is not None and self._pool.is_closed
 
     async def aclose(self) -> None:
         """Give up the rest."""

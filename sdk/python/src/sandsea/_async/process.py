@@ -223,7 +223,9 @@ class Process:
                 if not (starting and self._follow.number):  # else detached, and followed from here on
                     raise core.broken_off(f"process {self.number}: the stream ended before it did. Try again")
             except errors.SandseaError as e:
-                if e.detail.get("broken") and not self._follow.can_resume:
+                # Who closed the client wants no new link, and without one the command is killed.
+                given_up = not self._follow.can_resume or (self._follow.leashed and stream.hung_up)
+                if e.detail.get("broken") and given_up:
                     raise errors.OutcomeUnknown(f"{e.message}. It may have run: look before a retry") from e
                 now = time.monotonic()
                 if broken is None:

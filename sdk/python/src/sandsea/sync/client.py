@@ -430,6 +430,7 @@ class Messages:
         self._link = link
         self._frames = core.Frames(filename)
         self._ready: deque[Json] = deque()
+        self._pool: httpx.Client | None = None
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] | None = None
         self._over = False
@@ -470,7 +471,7 @@ class Messages:
 
     def _open(self) -> Iterator[bytes]:
         c = self._client
-        pool = c._pool()
+        pool = self._pool = c._pool()
         request = pool.build_request(
             "POST",
             self._path,
@@ -486,6 +487,11 @@ class Messages:
             core.answer(r.status_code, r.read(), self._filename, r.headers.get("retry-after"))
         self._chunks = r.iter_raw()
         return self._chunks
+
+    @property
+    def hung_up(self) -> bool:
+        """It was this side that closed the connection, with all of the client's."""
+        return self._pool is not None and self._pool.is_closed
 
     def close(self) -> None:
         """Give up the rest."""
