@@ -130,7 +130,7 @@ def _handler(fake: Fake) -> type[http.server.BaseHTTPRequestHandler]:
             elif answer.end == "silent":
                 fake.over.wait(30)
             elif answer.end == "killed":
-                if fake.killed.wait(5):
+                if fake.killed.wait(30):
                     self._chunk(0, exited(4, 137, signal=9, signalName="SIGKILL"))
                     self._chunk(2, {})
                     self.wfile.write(b"0\r\n\r\n")

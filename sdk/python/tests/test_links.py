@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from fake import Drop, Fake, Reply, Stream, error, exited, gap, output, serving, started
-from waiting import until
+from waiting import LIMIT, until
 
 import sandsea
 import sandsea.sync
@@ -111,7 +111,7 @@ def test_a_stream_that_ends_early_is_no_end(fake: Fake, box: Box) -> None:
 def test_a_silent_server_is_waited_for_longer_than_the_command_may_take(
     fake: Fake, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(core, "GRACE_SECONDS", 1.8)  # that it has begun is told within it
     fake.line_up("Start", Stream(started(4), end="silent"))
     with pytest.raises(sandsea.RequestTimeout):
         run(box, timeout=0.2)
@@ -198,7 +198,7 @@ async def test_a_watch_says_that_it_missed_something(fake: Fake) -> None:
     moved = {"change": "FILE_CHANGE_MOVED", "path": "/w/b", "from": "/w/a"}
     fake.line_up("Watch", Stream(ready, created, end="broken"), Stream(ready, moved, end="silent"))
     async with Client(fake.url, token="t").sandbox(ID).files.watch("/w") as watch:
-        seen = [await watch.next(5) for _ in range(3)]
+        seen = [await watch.next(LIMIT) for _ in range(3)]
         assert [(e.change, e.path, e.source, e.type) for e in seen] == [
             ("created", "/w/a", "", "regular"),
             ("gap", "/w", "", ""),
@@ -281,7 +281,7 @@ def test_retry_after_of_a_proxy_counts() -> None:
 def test_a_full_quota_is_waited_for_with_the_time_that_is_left(fake: Fake, kind: Kind) -> None:
     fake.line_up("Create", FULL)
     with pytest.raises(sandsea.Exhausted, match="as lined up"):
-        done(kind(fake.url, token="t").run_container(timeout=0.5))
+        done(kind(fake.url, token="t").run_container(timeout=2))
     limits = [c["ready_timeout_ms"] for c in fake.calls("Create")]
     assert limits == sorted(limits, reverse=True)
     assert limits[0] > limits[-1]
@@ -298,14 +298,14 @@ def test_a_create_without_an_answer_is_undone_and_the_last_answer_told(
 
     async def create() -> None:
         with pytest.raises(sandsea.Exhausted, match="as lined up"):
-            await c.run_container(timeout=0.4)  # type: ignore[misc]
+            await c.run_container(timeout=2)  # type: ignore[misc]
         await c.close()  # type: ignore[func-returns-value]
 
     if isinstance(c, Client):
         asyncio.run(create())
     else:
         with pytest.raises(sandsea.Exhausted, match="as lined up"):
-            c.run_container(timeout=0.4)
+            c.run_container(timeout=2)
         c.close()
     assert len({c["key"] for c in fake.calls("Create")}) == 1
     assert [c["id"] for c in fake.calls("Stop")] == [ID]
@@ -330,6 +330,7 @@ async def test_a_create_with_a_key_that_is_never_answered_is_left_alone(
     async with Client(fake.url, token="t") as c:
         with pytest.raises(sandsea.RequestTimeout):
             await c.run_container(sandsea.ContainerRunArgs(key="k"), timeout=0.1)
+    await until(lambda: bool(fake.calls("Create")), "the create has come")
     assert len(fake.calls("Create")) == 1
 
 
@@ -587,13 +588,16 @@ async def test_a_terminal_is_read_piece_by_piece(fake: Fake) -> None:
     fake.line_up("Start", TERMINAL)
     async with Client(fake.url, token="t").sandbox(ID).pty(cols=120, rows=40) as p:
         assert fake.calls("Start")[0]["terminal"] == {"columns": 120, "rows": 40}
-        assert await p.read_until("$ ", 5) == "$ "
+        assert await p.read_until("$ ", LIMIT) == "$ "
         assert p.offset == 2
-        assert await p.read_until(re.compile(r"gr(e+)p\S"), 5) == "grepü"
+        assert await p.read_until(re.compile(r"gr(e+)p\S"), LIMIT) == "grepü"
         assert p.offset == 8
         with pytest.raises(sandsea.RequestTimeout, match="unread so far"):
             await p.read_until("never", 0.1)
-        assert await p.read(5) == " x\r\n$ "
+        rest = ""
+        while not rest.endswith("$ "):
+            rest += await p.read(LIMIT)
+        assert rest == " x\r\n$ "
         assert p.offset == 102
         with pytest.raises(sandsea.RequestTimeout):
             await p.read(0.05)
@@ -603,7 +607,7 @@ async def test_a_terminal_is_read_piece_by_piece(fake: Fake) -> None:
 def test_a_terminal_without_await(fake: Fake) -> None:
     fake.line_up("Start", TERMINAL)
     with sandsea.sync.Client(fake.url, token="t").sandbox(ID).pty() as p:
-        assert p.read_until("grep", 5) == "$ grep"
+        assert p.read_until("grep", LIMIT) == "$ grep"
         with pytest.raises(sandsea.RequestTimeout):
             p.read_until("never", 0.1)
         p.detach()
@@ -625,10 +629,10 @@ async def test_a_terminal_is_left_and_taken_up_again(fake: Fake) -> None:
     fake.line_up("Attach", Stream(started(7), output(2, b"grep"), exited(7)))
     sb = Client(fake.url, token="t").sandbox(ID)
     async with sb.pty() as p:
-        await p.read_until("$ ", 5)
+        await p.read_until("$ ", LIMIT)
         await p.detach()
     async with sb.attach_pty(p.number, p.offset) as again:
-        assert await again.read(5) == "grep"
+        assert await again.read(LIMIT) == "grep"
     assert fake.calls("Attach")[0] == {"id": ID, "number": 7, "stdout_offset": 2}
     assert fake.calls("Signal") == []
 
