@@ -25,7 +25,7 @@ async def main() -> None:
         agent = model()
         command = next(agent)
         while True:
-            result = await shell.run(command, timeout=1, merge_stderr=True, max_output=10_000, overflow="tail")
+            result = await shell.run(command, timeout=3, merge_stderr=True, max_output=10_000, overflow="tail")
             seen = result.stdout or "(no output)\n"
             if result.timed_out:
                 seen += "(timed out; the session goes on)\n"

@@ -94,8 +94,8 @@ async def test_d3_start_failures_are_typed(
 
 async def test_d4_a_time_limit_leaves_the_output_and_nothing_else(sb: Sandbox) -> None:
     began = time.monotonic()
-    r = await sb.run("echo so far; setsid sleep 77 & sleep 78", timeout=1)
-    assert time.monotonic() - began < 1 + 5
+    r = await sb.run("echo so far; setsid sleep 77 & sleep 78", timeout=2)
+    assert time.monotonic() - began < 2 + 10
     assert (r.exit_code, r.cause, r.timed_out) == (124, "timeout", True)
     with pytest.raises(TimeoutError) as e:
         r.check()
@@ -320,7 +320,7 @@ async def test_d18_a_shell_survives_what_is_done_in_it(sb: Sandbox) -> None:
         bad = await sh.run("if then")
         assert bad.syntax_error
         assert bad.exit_code != 0
-        late = await sh.run("cd /; echo so far; sleep 9", timeout=0.5)
+        late = await sh.run("cd /; echo so far; sleep 9", timeout=2)
         assert (late.timed_out, late.stdout, late.state_lost) == (True, "so far\n", True)
         assert (await sh.run("kill -9 $$")).state_lost
         assert (await sh.run("pwd; echo $A$B")).stdout == "/tmp\n12\n"
@@ -780,7 +780,7 @@ Box = sandsea.sync.Sandbox
 
 def test_sync_d4_a_time_limit_leaves_the_output(box: Box) -> None:
     with pytest.raises(sandsea.CommandTimeout) as e:
-        box.run("echo so far; sleep 77", timeout=0.5).check()
+        box.run("echo so far; sleep 77", timeout=2).check()
     assert e.value.partial.stdout == "so far\n"
 
 

@@ -98,7 +98,7 @@ async def test_8_network_rules_change_at_run_time() -> None:
 async def test_9_errors_by_fault() -> None:
     async with Client() as c:
         sb = await c.run_container(Args(container_image="py", ttl=600))
-        late = await sb.run("echo so far; sleep 9", timeout=0.3)
+        late = await sb.run("echo so far; sleep 9", timeout=2)
         with pytest.raises(sandsea.CommandTimeout) as timeout:
             late.check()
         assert timeout.value.partial.stdout == "so far\n"
