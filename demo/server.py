@@ -96,7 +96,7 @@ def tag(data: pathlib.Path) -> str:
     return (data / "id").read_text().strip()[:8]
 
 
-def left_behind(data: pathlib.Path, tag: str, patience: float = 3.0) -> list[str]:
+def left_behind(data: pathlib.Path, tag: str, patience: float = 10.0) -> list[str]:
     """Everything of the server that is still there: processes, mounts, cgroups, loop devices, writable layers.
 
     What has been killed needs a moment to be gone.
