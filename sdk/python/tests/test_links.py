@@ -215,6 +215,13 @@ def test_a_watch_can_be_closed_while_it_is_silent(fake: Fake) -> None:
         watch.next(0.05)
 
 
+def test_a_watch_can_be_closed_while_its_link_is_broken(fake: Fake) -> None:
+    fake.line_up("Watch", Stream({"change": "FILE_CHANGE_READY"}, end="broken"), Drop())
+    sb = sandsea.sync.Client(fake.url, token="t").sandbox(ID)
+    with sb.files.watch("/w") as watch, pytest.raises(sandsea.RequestTimeout):
+        watch.next(0.05)
+
+
 @pytest.mark.parametrize("kind", [Client, sandsea.sync.Client])
 def test_without_a_token_the_server_is_asked_all_the_same(
     fake: Fake, kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path

@@ -228,6 +228,9 @@ def started(new: T) -> T:
 class Link:
     """A way to end a read from outside. A task is cancelled, which needs no help."""
 
+    #: nobody reads any more
+    over = False
+
     def hold(self, response: httpx.Response) -> None:
         """Note what is being read."""
 

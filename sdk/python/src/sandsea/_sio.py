@@ -146,14 +146,19 @@ class Link:
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
+        #: nobody reads any more
+        self.over = False
 
     def hold(self, response: httpx.Response) -> None:
         """Note what is being read."""
         stream = response.extensions.get("network_stream")
         self._socket = stream.get_extra_info("socket") if stream is not None else None
+        if self.over:
+            self.cut()
 
     def cut(self) -> None:
         """End it."""
+        self.over = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -268,7 +268,7 @@ class Watch:
         """The changes; the first says that the watch is in force."""
         broken: float | None = None
         attempt = 0
-        while True:
+        while not self._link.over:
             stream = self._client._stream(
                 core.file_path("Watch"), self._request.to_json(), filename=self._request.path, link=self._link
             )

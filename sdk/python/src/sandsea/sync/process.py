@@ -201,7 +201,7 @@ class Process:
         began = time.monotonic()
         broken: float | None = None
         attempt = 0
-        while True:
+        while not self._link.over:
             limit = self._limit(began)
             path, body = self._follow.request()
             starting = self._follow.number == 0
