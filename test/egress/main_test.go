@@ -33,6 +33,7 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/farside"
 	"github.com/sandsea/sandsea/internal/testkit/require"
 	"github.com/sandsea/sandsea/internal/testkit/server"
+	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
 // The far side. Every address there answers; these are the ones that policies of the tests allow.
@@ -269,10 +270,21 @@ func (h *house) sandbox(t *testing.T, p *sandseav1.NetworkPolicy) *client.Sandbo
 // probe makes one attempt and gives its line.
 func probe(t *testing.T, sb *client.Sandbox, user string, argv ...string) string {
 	t.Helper()
+	return probeWith(t, sb, nil, user, argv...)
+}
+
+// probePatiently is probe for what must be answered, however busy the machine is.
+func probePatiently(t *testing.T, sb *client.Sandbox, user string, argv ...string) string {
+	t.Helper()
+	return probeWith(t, sb, map[string]string{"LIMIT_MS": "20000"}, user, argv...)
+}
+
+func probeWith(t *testing.T, sb *client.Sandbox, env map[string]string, user string, argv ...string) string {
+	t.Helper()
 	ctx, stop := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("a probe hangs"))
 	defer stop()
 	cmd := client.Argv(append([]string{"/bin/probe"}, argv...)...)
-	cmd.User = user
+	cmd.User, cmd.Env = user, env
 	res, err := sb.Run(ctx, cmd)
 	if err != nil {
 		t.Fatalf("probe %q: %v", argv, err)
@@ -338,7 +350,12 @@ func question(t *testing.T, name string, typ dnsmessage.Type) []byte {
 // address is what an allowed name resolves to inside.
 func address(t *testing.T, sb *client.Sandbox, name string) string {
 	t.Helper()
-	code, a := ask(t, sb, "root", "udp", name, dnsmessage.TypeA)
+	var code string
+	var a netip.Addr
+	wait.For(patience, func() bool { // a question may be lost
+		code, a = ask(t, sb, "root", "udp", name, dnsmessage.TypeA)
+		return code != "silence"
+	})
 	if !a.IsValid() {
 		t.Fatalf("%s does not resolve: %s", name, code)
 	}

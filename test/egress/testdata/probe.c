@@ -25,7 +25,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LIMIT_MS = 3000, MOST = 65536 };
+enum { MOST = 65536 };
+
+/* How long nothing may come: LIMIT_MS of the environment, else 3 s. */
+static int limit = 3000;
 
 static unsigned char data[MOST];
 
@@ -84,7 +87,7 @@ static int answer(int s)
 	for (;;) {
 		ssize_t got;
 
-		if (poll(&p, 1, LIMIT_MS) == 0)
+		if (poll(&p, 1, limit) == 0)
 			break;
 		got = recv(s, data + n, MOST - n, 0);
 		if (got < 0)
@@ -118,7 +121,7 @@ static int finish(int s)
 
 	if (errno != EINPROGRESS)
 		return refused("connect"), -1;
-	if (poll(&p, 1, LIMIT_MS) == 0)
+	if (poll(&p, 1, limit) == 0)
 		return puts("silence"), -1;
 	getsockopt(s, SOL_SOCKET, SO_ERROR, &e, &len);
 	errno = e;
@@ -145,7 +148,7 @@ static int tcp(char **v)
 	if (v[3] != NULL) {
 		struct pollfd p = {.fd = s, .events = POLLIN};
 
-		poll(&p, 1, LIMIT_MS);
+		poll(&p, 1, limit);
 		while (recv(s, data, MOST, MSG_DONTWAIT) > 0)
 			;
 		n = unhex(v[3], data);
@@ -416,6 +419,8 @@ static const struct {
 
 int main(int argc, char **argv)
 {
+	if (getenv("LIMIT_MS") != NULL)
+		limit = atoi(getenv("LIMIT_MS"));
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		if (argc > 1 && strcmp(argv[1], kinds[i].name) == 0 && argc >= 2 + kinds[i].args)
 			return kinds[i].run(argv + 2);
