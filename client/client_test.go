@@ -28,7 +28,7 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 // TestMain gives the examples a server, named by the variables that the client reads.
 func TestMain(m *testing.M) { os.Exit(run(m)) }

@@ -43,7 +43,7 @@ func TestACancelledUploadNeverLooksWhole(t *testing.T) {
 			if err == nil {
 				t.Fatal("the server saw a whole body")
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(limit):
 			t.Fatal("the upload did not end")
 		}
 	}
@@ -82,7 +82,7 @@ func TestAnUploadGivenUpLeavesNoCall(t *testing.T) {
 	}
 	select {
 	case <-over:
-	case <-time.After(10 * time.Second):
+	case <-time.After(limit):
 		t.Fatal("the call goes on")
 	}
 }

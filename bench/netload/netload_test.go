@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(leak.Main(m)) }
 
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 // pair is a far side and a caller, both here.
 func pair(t *testing.T) (far *Far, line *Line, at, names netip.AddrPort) {

@@ -25,7 +25,7 @@ import (
 )
 
 // limit bounds every wait of a test.
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 // TestMain lets the test binary be the program too: it is in PATH under the name sandsea, and as one with a mistake.
 func TestMain(m *testing.M) {

@@ -32,7 +32,7 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 // house is a control plane with nodes in maps, over real sockets.
 type house struct {

@@ -31,7 +31,7 @@ import (
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()

@@ -39,7 +39,7 @@ import (
 )
 
 // limit bounds every wait of the server's own.
-const limit = 10 * time.Second
+const limit = 20 * time.Second
 
 // Config of a Server; the zero value will do.
 type Config struct {
