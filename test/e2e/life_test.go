@@ -364,7 +364,7 @@ func TestTheHardTTLEndsASandboxWithItsCommands(t *testing.T) {
 
 func TestTheHardTTLIsMovedBothWays(t *testing.T) {
 	t.Parallel()
-	later := open(t, func(s *sandseav1.SandboxSpec) { s.TtlMs = 2000 })
+	later := open(t, func(s *sandseav1.SandboxSpec) { s.TtlMs = 5000 })
 	if err := later.ExtendTTL(within(t, 10*time.Second), time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -376,7 +376,7 @@ func TestTheHardTTLIsMovedBothWays(t *testing.T) {
 		t.Errorf("ended %v", end)
 	}
 	// The command outlasts the end that was moved away.
-	sh(t, later, "sleep 2.5")
+	sh(t, later, "sleep 5.5")
 	if i := info(t, later); i.GetState() != sandseav1.SandboxState_SANDBOX_STATE_RUNNING {
 		t.Errorf("got %v", i)
 	}
