@@ -26,8 +26,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/internal/linux/netns"
 	"github.com/sandsea/sandsea/internal/testkit/output"
@@ -272,7 +270,7 @@ func (s *Server) Pid(part string) int {
 			continue
 		}
 		// Each part leads a session; a child that has not called exec yet has its parent's arguments and does not.
-		if session, err := unix.Getsid(pid); err == nil && session == pid {
+		if f := stat(pid); f != nil && f[statSession] == strconv.Itoa(pid) {
 			return pid
 		}
 	}
@@ -371,19 +369,31 @@ func sweep(ctx context.Context) {
 	}
 }
 
-// alive: there is such a process, and it is no zombie. A zombie with threads that have not ended has its files still.
-func alive(pid int) bool {
+// Fields of a process's stat, as proc(5) numbers them, from the third.
+const (
+	statState   = 3 - statFirst
+	statSession = 6 - statFirst
+	statThreads = 20 - statFirst
+	statFirst   = 3
+)
+
+// stat gives those fields; nil: there is no such process.
+func stat(pid int) []string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return false
+		return nil
 	}
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	const state, threads = 3 - 3, 20 - 3 // as proc(5) counts, from the third
-	if len(fields) <= threads {
-		return false
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) <= statThreads {
+		return nil
 	}
-	n, err := strconv.Atoi(string(fields[threads]))
-	return string(fields[state]) != "Z" || err == nil && n > 1
+	return f
+}
+
+// alive: there is such a process, and it is no zombie. A zombie with threads that have not ended has its files still.
+func alive(pid int) bool {
+	f := stat(pid)
+	return f != nil && (f[statState] != "Z" || f[statThreads] != "1")
 }
 
 // Addr is the address of the API.
