@@ -30,10 +30,15 @@ import (
 
 const limit = 20 * time.Second
 
-// TestMain gives the examples a server, named by the variables that the client reads.
+// TestMain gives the examples a server, named by the variables that the client reads, and looks whether anything is left.
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	before, err := leak.Take()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	s, err := testserver.New(testserver.Config{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -43,6 +48,10 @@ func run(m *testing.M) int {
 	os.Setenv("SANDSEA_TOKEN", s.Token)
 	code := m.Run()
 	s.Close()
+	if err := leak.Compare(before); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
 	return code
 }
 
@@ -743,8 +752,7 @@ func TestExtendTTL(t *testing.T) {
 	}
 }
 
-func TestNothingIsLeftBehind(t *testing.T) {
-	leak.Check(t)
+func TestADetachedCommandOutlivesItsStream(t *testing.T) {
 	s := testserver.Start(t, testserver.Config{})
 	c := connectTo(t, s)
 	sb := create(t, c)
