@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -533,6 +534,9 @@ func TestCrun(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
+	}
+	if fi, err := os.Stat(os.DevNull); err != nil || fi.Sys().(*syscall.Stat_t).Uid == hostID {
+		t.Errorf("the machine's %s was given to a container: %v", os.DevNull, err)
 	}
 }
 

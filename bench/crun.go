@@ -295,12 +295,13 @@ func (c *Crun) once(ctx context.Context) (took time.Duration, err error) {
 	}
 	root := filepath.Join(bundle, "rootfs")
 	pidFile := filepath.Join(bundle, "pid")
-	// A file, not a pipe: the container inherits it and would keep a pipe open.
-	stderr, err := os.Create(filepath.Join(bundle, "stderr"))
+	// Files of its own: crun gives the container's root what it has for standard streams, and that would be the machine's
+	// /dev/null. And no pipe, since the container inherits it and would keep it open.
+	stdio, err := os.Create(filepath.Join(bundle, "stdio"))
 	if err != nil {
 		return 0, err
 	}
-	defer stderr.Close()
+	defer stdio.Close()
 
 	begin := time.Now()
 	if c.cfg.Overlay {
@@ -325,9 +326,9 @@ func (c *Crun) once(ctx context.Context) (took time.Duration, err error) {
 	defer func() { err = errors.Join(err, c.remove(ctx, name)) }()
 	for _, args := range calls {
 		cmd := c.command(ctx, args...)
-		cmd.Stderr = stderr
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio, stdio, stdio
 		if err := cmd.Run(); err != nil {
-			said, _ := os.ReadFile(stderr.Name())
+			said, _ := os.ReadFile(stdio.Name())
 			return 0, fmt.Errorf("crun %s: %w: %s", args[0], err, bytes.TrimSpace(said))
 		}
 	}
