@@ -26,6 +26,7 @@ import (
 	"github.com/sandsea/sandsea/internal/linux/scm"
 	"github.com/sandsea/sandsea/internal/sandbox"
 	"github.com/sandsea/sandsea/internal/spawner"
+	"github.com/sandsea/sandsea/internal/testkit/process"
 )
 
 const limit = 20 * time.Second
@@ -458,7 +459,8 @@ func noneLeft(prefix string) error {
 			if strings.Contains(s.Text(), "/"+prefix) {
 				f.Close()
 				// Dead is enough: after the spawner the machine's pid 1 is the one to wait for it, in its own time.
-				if dead(filepath.Base(filepath.Dir(p))) {
+				pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+				if err == nil && !process.Alive(pid) {
 					break
 				}
 				return fmt.Errorf("%s: %s", p, s.Text())
@@ -467,20 +469,6 @@ func noneLeft(prefix string) error {
 		f.Close()
 	}
 	return nil
-}
-
-func dead(pid string) bool {
-	n, err := strconv.Atoi(pid)
-	if err != nil {
-		return false
-	}
-	f, err := pidfd.Open(n)
-	if err != nil {
-		return errors.Is(err, os.ErrProcessDone)
-	}
-	defer f.Close()
-	done, err := pidfd.Done(f)
-	return err == nil && done
 }
 
 func TestRunRefusesTheNamespaceOfItsParent(t *testing.T) {

@@ -1,13 +1,12 @@
 package demands
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/sandsea/sandsea/api/errdefs"
 	sandseav1 "github.com/sandsea/sandsea/api/sandsea/v1"
+	"github.com/sandsea/sandsea/internal/testkit/server"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
 
@@ -75,18 +74,7 @@ func TestD18AShellSessionAnswersEveryPieceOfScript(t *testing.T) {
 		_, err := sb.Stat(ctx, &sandseav1.StatFileRequest{Path: "/tmp/inside"})
 		return err == nil
 	}, "it runs")
-	// Like a key that is pressed: a program that the shell is just about to start does not see it.
-	wait.Until(t, 20*time.Second, func() bool {
-		if err := h.Interrupt(ctx); err != nil && !errors.Is(err, errdefs.NotFound) {
-			t.Fatalf("interrupt: %v", err)
-		}
-		select {
-		case res = <-done:
-			return true
-		default:
-			return false
-		}
-	}, "the command ends by an interrupt")
+	res = server.Interrupt(t, h, done)
 	if r := res.GetRun().GetResult(); r.GetTimedOut() || r.GetExitCode() != 130 {
 		t.Errorf("interrupted: %v", r)
 	}

@@ -216,18 +216,7 @@ func TestASessionOutlivesTimeOutAndInterrupt(t *testing.T) {
 			done <- res
 		}()
 		awaitOutput(t, sb, awaitRunning(t, sb, sh.Name), "begun\n")
-		// Like a key that is pressed: a program that the shell is just about to start does not see it.
-		wait.Until(t, 20*time.Second, func() bool {
-			if err := sh.Interrupt(within(t, 20*time.Second)); err != nil && !errors.Is(err, errdefs.NotFound) {
-				t.Fatalf("interrupt: %v", err)
-			}
-			select {
-			case res = <-done:
-				return true
-			default:
-				return false
-			}
-		}, "the command ends by an interrupt")
+		res = server.Interrupt(t, sh, done)
 		if r := res.GetRun().GetResult(); r.GetExitCode() != 130 || r.GetSignal() != 2 || string(res.GetRun().GetStdout()) != "begun\n" {
 			t.Errorf("interrupt: got %v", res)
 		}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sandsea/sandsea/internal/testkit/process"
 )
 
 // otherProgram is a copy of this one, which counts as another.
@@ -102,7 +104,7 @@ func TestADaemonThatDiesOfItsRenewalIsStartedAnew(t *testing.T) {
 	before := old(t, cfg)
 	cfg.Renew = func(context.Context, *os.File) error {
 		_ = syscall.Kill(before, syscall.SIGKILL)
-		eventually(t, "the daemon is gone", func() bool { return !alive(before) })
+		eventually(t, "the daemon is gone", func() bool { return !process.Alive(before) })
 		return errors.New("it died")
 	}
 	d, err := Start(t.Context(), cfg)
@@ -127,7 +129,7 @@ func TestASuccessorTakesOverBeforeTheOldOneEnds(t *testing.T) {
 	if pid := d.Pid(); pid == before || pid == 0 {
 		t.Errorf("process %d, before %d", pid, before)
 	}
-	if alive(before) {
+	if process.Alive(before) {
 		t.Error("the old one is still there")
 	}
 }

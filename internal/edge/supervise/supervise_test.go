@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandsea/sandsea/internal/linux/pidfd"
 	"github.com/sandsea/sandsea/internal/linux/scm"
+	"github.com/sandsea/sandsea/internal/testkit/process"
 )
 
 // daemonEnv makes the test binary a daemon: it holds the socket's path, and how the daemon behaves.
@@ -136,16 +136,6 @@ func config(t *testing.T, mood string) Config[*conn] {
 	}
 }
 
-func alive(pid int) bool {
-	f, err := pidfd.Open(pid)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	done, err := pidfd.Done(f) // also before anybody has waited for it, and while somebody does
-	return err == nil && !done
-}
-
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -168,7 +158,7 @@ func TestADaemonOutlivesItsSupervisorAndIsAdoptedByTheNext(t *testing.T) {
 		t.Fatalf("pid %d, daemon says %d, connected %v", d.Pid(), c.pid, up)
 	}
 	pid := c.pid
-	if sid, err := getsid(pid); err != nil || sid != pid {
+	if sid, err := process.Session(pid); err != nil || sid != pid {
 		t.Errorf("session %d of process %d, %v", sid, pid, err)
 	}
 	for range 2 {
@@ -176,7 +166,7 @@ func TestADaemonOutlivesItsSupervisorAndIsAdoptedByTheNext(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !alive(pid) {
+	if !process.Alive(pid) {
 		t.Fatal("the daemon died with its supervisor")
 	}
 	d, err = Start(t.Context(), cfg)
@@ -189,7 +179,7 @@ func TestADaemonOutlivesItsSupervisorAndIsAdoptedByTheNext(t *testing.T) {
 	if err := errors.Join(d.Close(), Stop(t.Context(), cfg.Socket, cfg.Cgroup)); err != nil {
 		t.Fatal(err)
 	}
-	if alive(pid) {
+	if process.Alive(pid) {
 		t.Error("the daemon outlived Stop")
 	}
 	if b, err := os.ReadFile(cfg.LogFile); err != nil || !bytes.Contains(b, []byte("daemon here")) {
@@ -205,14 +195,6 @@ func (d *Daemon[C]) present() (C, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.conn, d.up
-}
-
-func getsid(pid int) (int, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))[3])
 }
 
 func TestAKilledDaemonIsBackIn200Milliseconds(t *testing.T) {
@@ -322,7 +304,7 @@ func TestTheCgroupIsTheDaemonsOwnAndGoesWithIt(t *testing.T) {
 	if _, err := os.Stat(cfg.Cgroup); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("cgroup is left: %v", err)
 	}
-	eventually(t, "its end", func() bool { return !alive(pid) })
+	eventually(t, "its end", func() bool { return !process.Alive(pid) })
 }
 
 // cgroup2 finds the v2 mount, which must let us make groups.

@@ -8,7 +8,6 @@ package server
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -29,6 +28,7 @@ import (
 	"github.com/sandsea/sandsea/client"
 	"github.com/sandsea/sandsea/internal/linux/netns"
 	"github.com/sandsea/sandsea/internal/testkit/output"
+	"github.com/sandsea/sandsea/internal/testkit/process"
 	"github.com/sandsea/sandsea/internal/testkit/require"
 	"github.com/sandsea/sandsea/internal/testkit/wait"
 )
@@ -270,7 +270,7 @@ func (s *Server) Pid(part string) int {
 			continue
 		}
 		// Each part leads a session; a child that has not called exec yet has its parent's arguments and does not.
-		if f := stat(pid); f != nil && f[statSession] == strconv.Itoa(pid) {
+		if session, err := process.Session(pid); err == nil && session == pid {
 			return pid
 		}
 	}
@@ -290,7 +290,7 @@ func (s *Server) Kill(part string) error {
 		<-s.ended
 		return nil
 	}
-	if !wait.For(goneLimit, func() bool { return !alive(pid) }) {
+	if !wait.For(goneLimit, func() bool { return !process.Alive(pid) }) {
 		return fmt.Errorf("%s (pid %d) is still there after SIGKILL", part, pid)
 	}
 	return nil
@@ -356,7 +356,7 @@ func sweep(ctx context.Context) {
 	for _, home := range found {
 		owner, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(home), homePrefix), "-")
 		pid, err := strconv.Atoi(owner)
-		if err != nil || alive(pid) {
+		if err != nil || process.Alive(pid) {
 			continue
 		}
 		dir, bin := filepath.Join(home, "data"), filepath.Join(home, "sandsea")
@@ -367,33 +367,6 @@ func sweep(ctx context.Context) {
 		}
 		_ = os.RemoveAll(home)
 	}
-}
-
-// Fields of a process's stat, as proc(5) numbers them, from the third.
-const (
-	statState   = 3 - statFirst
-	statSession = 6 - statFirst
-	statThreads = 20 - statFirst
-	statFirst   = 3
-)
-
-// stat gives those fields; nil: there is no such process.
-func stat(pid int) []string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if len(f) <= statThreads {
-		return nil
-	}
-	return f
-}
-
-// alive: there is such a process, and it is no zombie. A zombie with threads that have not ended has its files still.
-func alive(pid int) bool {
-	f := stat(pid)
-	return f != nil && (f[statState] != "Z" || f[statThreads] != "1")
 }
 
 // Addr is the address of the API.
